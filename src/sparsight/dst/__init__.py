@@ -1,0 +1,1 @@
+"""Sparse weights: criteria, distributions, schedules, structures, and the methods made of them."""

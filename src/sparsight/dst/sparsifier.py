@@ -1,0 +1,293 @@
+"""The Sparsifier: keeps a model's weights on their topologies while the user's own loop trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparsight.dst import chance, state
+from sparsight.dst.flops import Flops, count_flops
+from sparsight.dst.layer import Layer
+from sparsight.dst.method import Method
+from sparsight.dst.rewire import Quota, Rewiring, rewire
+from sparsight.dst.summary import summary_table
+from sparsight.topology import Topology
+
+
+class Sparsifier:
+    """Made by `sparsify`. Attach it to an optimizer; the loop stays as it was.
+
+    It counts the optimizer's steps. Where the method says an update is due, weak weights are swapped for
+    promising ones, either in place of the weight step (RigL) or right after it (SET).
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: dict[str, Layer], method: Method, density: float, seed: int
+    ) -> None:
+        self.model = model
+        self.layers = layers
+        self.method = method
+        self.target_density = density
+        self.seed = seed
+        self.step = 0
+        self.updates = 0
+        self.optimizer: Optimizer | None = None
+        self._handles: list[Any] = []
+        self._skipping = False
+        self._versions: dict[str, int] = {}
+        self._prepare_next()
+
+    # -- attaching -----------------------------------------------------------------------------
+
+    def attach(self, optimizer: Optimizer) -> Sparsifier:
+        """Follow this optimizer's steps. Weights it does not hold keep their topology as it is."""
+        if self.optimizer is not None:
+            raise ValueError("this Sparsifier is attached to an optimizer already; detach() it first")
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(layer.weight.param) in held for layer in self.layers.values()):
+            raise ValueError(
+                f"the optimizer ({type(optimizer).__name__}) holds none of the sparse weights "
+                f"{list(self.layers)}; was it built from another model's parameters?"
+            )
+        self.optimizer = optimizer
+        self._handles = [
+            optimizer.register_step_pre_hook(self._on_step),
+            optimizer.register_step_post_hook(self._on_stepped),
+        ]
+        return self
+
+    def detach(self) -> None:
+        """Let go of the optimizer; masks stay."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.optimizer = None
+
+    def densify(self) -> nn.Module:
+        """Let go of the model too: an ordinary dense model whose missing weights start at zero."""
+        self.detach()
+        for layer in self.layers.values():
+            layer.weight.unhook()
+        self.layers = {}
+        return self.model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handles": []}
+
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        self.__dict__.update(attributes)
+        optimizer, self.optimizer = self.optimizer, None
+        if optimizer is not None:
+            self.attach(optimizer)
+        self._remember_versions()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @property
+    def topologies(self) -> dict[str, Topology]:
+        return {name: layer.topology for name, layer in self.layers.items()}
+
+    @property
+    def density(self) -> float:
+        """Existing weights / positions, over the sparse layers."""
+        tops = self.topologies.values()
+        return sum(t.nnz for t in tops) / max(sum(t.size for t in tops), 1)
+
+    @property
+    def itop_rate(self) -> float:
+        """Share of all positions that have existed at some time (ITOP's R_s)."""
+        seen = sum(layer.explored.count for layer in self.layers.values())
+        return seen / max(sum(layer.topology.size for layer in self.layers.values()), 1)
+
+    def flops(self, *inputs: Any) -> Flops:
+        """FLOPs of a forward pass and of a training step, sparse and dense.
+
+        With `inputs`, the model runs once on them to see how often each layer is used; without, every
+        weight counts as used once, which is right for plain MLPs and one row of data.
+        """
+        return count_flops(self.model, list(self.layers.values()), self.method, inputs)
+
+    def summary(self, *inputs: Any) -> None:
+        """Print a table: layer, shape, density, FLOPs, storage."""
+        print(summary_table(self, self.flops(*inputs)))
+
+    def __repr__(self) -> str:
+        return (
+            f"Sparsifier({self.method.name}, {len(self.layers)} layers, "
+            f"density={self.density:.4g}, step={self.step})"
+        )
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Topologies, counters and buffers as a flat dict of tensors (torch.save or safetensors)."""
+        return state.pack(self)
+
+    def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
+        """Take over a saved state; a state of another model is refused and changes nothing."""
+        state.unpack(self, saved)
+        self._prepare_next()
+
+    def enforce(self) -> None:
+        """Set missing weights to zero, after a change of the weights that no optimizer made."""
+        for layer in self.layers.values():
+            layer.weight.zero_missing()
+        self._remember_versions()
+
+    # -- the step ------------------------------------------------------------------------------
+
+    def _on_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._before_step(optimizer)
+            return None
+        kwargs = {**kwargs, "closure": _then_once(closure, lambda: self._before_step(optimizer))}
+        return args[:1] + args[2:], kwargs
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: Optimizer) -> None:
+        # A fused optimizer under a GradScaler is called even when the step is to be skipped.
+        found_inf = getattr(optimizer, "found_inf", None)
+        self._skipping = found_inf is not None and bool(found_inf.any())
+        if self._skipping:
+            return
+        self._refuse_strays()
+        self._reduce_dense_gradients()
+        for layer in self._training():
+            if layer.momentum is not None and (dense := layer.view(0).dense_grad) is not None:
+                layer.momentum.update(dense.view_as(layer.momentum.mean))
+            if self.method.latent is not None:
+                layer.weight.wake()
+                outside = self.method.latent.outside(self.target_density)
+                layer.weight.decay(self.method.latent.inside, outside)
+        if self.method.replaces_step and self.method.due(self.step):
+            for layer in self._update():
+                layer.weight.param.grad = None  # the optimizer passes over it
+
+    @torch.no_grad()
+    def _on_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._skipping:
+            return
+        self.step += 1
+        try:
+            if not self.method.replaces_step and self.method.due(self.step):
+                self._update()
+        finally:
+            for layer in self.layers.values():
+                if self.method.latent is not None:
+                    layer.weight.sleep()
+                else:
+                    layer.weight.zero_missing()
+            self._prepare_next()
+
+    def _prepare_next(self) -> None:
+        wanted = self.method.gradient
+        due = wanted == "always" or (wanted == "due" and self.method.due(self.step))
+        for layer in self.layers.values():
+            layer.weight.hook()
+            layer.weight.capture = due
+            layer.weight.dense_grad = None
+        self._remember_versions()
+
+    def _training(self) -> list[Layer]:
+        return [layer for layer in self.layers.values() if layer.trains]
+
+    def _remember_versions(self) -> None:
+        self._versions = {n: layer.weight.param._version for n, layer in self.layers.items()}
+
+    def _refuse_strays(self) -> None:
+        """Weights that appeared at missing positions since our last look come from outside."""
+        for name, layer in self.layers.items():
+            if layer.weight.param._version == self._versions[name]:
+                continue
+            if strays := layer.weight.strays():
+                raise ValueError(
+                    f"layer '{name}': {strays} weights that do not exist in its topology are not "
+                    "zero. A checkpoint was loaded or weights were changed outside the optimizer: "
+                    "load the Sparsifier's state_dict as well, or call enforce() to zero them"
+                )
+
+    def _reduce_dense_gradients(self) -> None:
+        """The mean over ranks of g itself, not of |g|: every rank then makes the same choice."""
+        dist = torch.distributed
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return
+        for layer in self._training():
+            if (dense := layer.weight.dense_grad) is not None:
+                dist.all_reduce(dense)
+                dense /= dist.get_world_size()
+
+    # -- the update ----------------------------------------------------------------------------
+
+    def _update(self) -> list[Layer]:
+        """Plan every layer, then change every layer: an error in the plan changes nothing."""
+        plans = self._plan()
+        if not plans:
+            return []
+        for layer, quota, rewiring in plans:
+            layer.target = quota.total
+            self._apply(layer, rewiring)
+        self.updates += 1
+        return [layer for layer, _, _ in plans]
+
+    def _plan(self) -> list[tuple[Layer, Quota, Rewiring]]:
+        method, step = self.method, self.step
+        fraction = _in_unit_range(method.fraction(step), "drop fraction", step)
+        ramp = 0.0 if method.ramp is None else _in_unit_range(method.ramp(step), "ramp", step)
+        views, totals = {}, {}
+        for layer in self._training():
+            view = layer.view(chance.mix(self.seed, layer.name, self.updates))
+            if method.gradient == "due" and view.dense_grad is None:
+                continue  # the layer took no part in this step
+            total = layer.scheduled(ramp) if method.ramp is not None else layer.target
+            if int(fraction * total) == 0 and total == layer.target:
+                continue  # nothing to swap: the ordinary step goes on
+            views[layer.name], totals[layer.name] = view, total
+        quotas = method.share(views, totals, fraction, method.drop) if views else {}
+        return [
+            (
+                self.layers[name],
+                quotas[name],
+                rewire(view, method.drop, method.grow, quotas[name], method.structure),
+            )
+            for name, view in views.items()
+        ]
+
+    def _apply(self, layer: Layer, rewiring: Rewiring) -> None:
+        optimizer_state = {} if self.optimizer is None else self.optimizer.state
+        slots = layer.slots(optimizer_state)
+        seed = chance.mix(self.seed, layer.name, self.updates)
+        if self.method.latent is not None:
+            backward = layer.backward_set(rewiring.after, self.method.latent.backward, seed)
+            layer.weight.choose(rewiring.after, backward, slots)
+        else:
+            grown = None
+            if self.method.grow_std:
+                grown = self.method.grow_std * chance.normal(rewiring.grown, seed)
+            layer.weight.rewire(rewiring.after, rewiring.source, grown, slots)
+        layer.explored.add(layer.topology)
+
+
+def _in_unit_range(value: float, what: str, step: int) -> float:
+    if not (isinstance(value, (int, float)) and 0 <= value <= 1):  # NaN fails too
+        raise ValueError(f"the {what} at step {step} must lie in [0, 1], got {value}")
+    return float(value)
+
+
+def _then_once(closure: Callable[[], Any], then: Callable[[], None]) -> Callable[[], Any]:
+    """A closure that runs `then` after its first evaluation, when the gradients are there."""
+    done = False
+
+    def wrapped() -> Any:
+        nonlocal done
+        loss = closure()
+        if not done:
+            done = True
+            then()
+        return loss
+
+    return wrapped

@@ -1,0 +1,1 @@
+"""Weights that live on a Topology."""

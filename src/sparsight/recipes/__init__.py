@@ -1,0 +1,1 @@
+"""Whole runs as Python functions."""
