@@ -127,11 +127,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'sparsight' has no attribute '{name}'")
-    home = _HOME[name]
-    if home == "sparsight.dst":
-        value = import_module(f"{home}.{name}")
-    else:
-        value = getattr(import_module(home), name)
+    home = import_module(_HOME[name])
+    value = getattr(home, name, None) or import_module(f"{home.__name__}.{name}")
     globals()[name] = value
     return value
 
