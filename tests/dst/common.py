@@ -116,9 +116,7 @@ def start(case: Case, *, seed: int = 0, method: sp.Method | None = None) -> Run:
     torch.manual_seed(1)
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    sparse = sp.sparsify(
-        model, optimizer, density=case.density, method=method or case.make(), seed=seed
-    )
+    sparse = sp.sparsify(model, optimizer, density=case.density, method=method or case.make(), seed=seed)
     return Run(model, optimizer, sparse)
 
 

@@ -47,12 +47,7 @@ class Sparsifier:
         """Follow this optimizer's steps. Weights it does not hold keep their topology as it is."""
         if self.optimizer is not None:
             raise ValueError("this Sparsifier is attached to an optimizer already; detach() it first")
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(layer.weight.param) in held for layer in self.layers.values()):
-            raise ValueError(
-                f"the optimizer ({type(optimizer).__name__}) holds none of the sparse weights "
-                f"{list(self.layers)}; was it built from another model's parameters?"
-            )
+        require_held(optimizer, {name: x.weight.param for name, x in self.layers.items()})
         self.optimizer = optimizer
         self._handles = [
             optimizer.register_step_pre_hook(self._on_step),
@@ -194,7 +189,10 @@ class Sparsifier:
         self._remember_versions()
 
     def _training(self) -> list[Layer]:
-        return [layer for layer in self.layers.values() if layer.trains]
+        """The layers that are free to change: not frozen, and in the optimizer's hands."""
+        assert self.optimizer is not None
+        held = _held_by(self.optimizer)
+        return [x for x in self.layers.values() if x.trains and id(x.weight.param) in held]
 
     def _remember_versions(self) -> None:
         self._versions = {n: layer.weight.param._version for n, layer in self.layers.items()}
@@ -270,6 +268,19 @@ class Sparsifier:
                 grown = self.method.grow_std * chance.normal(rewiring.grown, seed)
             layer.weight.rewire(rewiring.after, rewiring.source, grown, slots)
         layer.explored.add(layer.topology)
+
+
+def _held_by(optimizer: Optimizer) -> set[int]:
+    return {id(param) for group in optimizer.param_groups for param in group["params"]}
+
+
+def require_held(optimizer: Optimizer, weights: Mapping[str, Tensor]) -> None:
+    """Refuse an optimizer that holds none of these weights."""
+    if not _held_by(optimizer) & {id(weight) for weight in weights.values()}:
+        raise ValueError(
+            f"the optimizer ({type(optimizer).__name__}) holds none of the sparse weights "
+            f"{list(weights)}; was it built from another model's parameters?"
+        )
 
 
 def _in_unit_range(value: float, what: str, step: int) -> float:

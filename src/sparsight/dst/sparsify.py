@@ -15,7 +15,7 @@ from sparsight.dst.find import Target, find_targets
 from sparsight.dst.layer import Layer, RunningMomentum
 from sparsight.dst.method import Method
 from sparsight.dst.rewire import Fill, Structure, best
-from sparsight.dst.sparsifier import Sparsifier
+from sparsight.dst.sparsifier import Sparsifier, require_held
 from sparsight.nn.masked import MaskedWeight
 from sparsight.topology import Topology
 
@@ -50,6 +50,8 @@ def sparsify(
     density = _density(density, method)
     targets = find_targets(model, include, keep_dense)
     weights = {target.name: target.param for target in targets}
+    if optimizer is not None:
+        require_held(optimizer, weights)
     sizes = {name: tuple(weight.shape) for name, weight in weights.items()}
     spread = by_name(distribution) if isinstance(distribution, Mapping) else distribution or erk()
 
@@ -69,13 +71,7 @@ def sparsify(
         for target in targets
     }
     sparse = Sparsifier(model, layers, method, density, seed)
-    if optimizer is not None:
-        try:
-            sparse.attach(optimizer)
-        except ValueError:
-            sparse.densify()
-            raise
-    return sparse
+    return sparse if optimizer is None else sparse.attach(optimizer)
 
 
 def _density(density: float | None, method: Method) -> float:

@@ -25,13 +25,21 @@ def _best_existing(topology: Topology, scores: Tensor, count: int, seed: int) ->
 
 def _best_per_group(scores: Tensor, taken: Tensor, count: int, seed: int) -> Tensor:
     """A mask over scores [groups, members] with `count` a group: `taken` first, then the best scores."""
-    order = torch.where(taken, math.inf, scores.double())
-    place = torch.arange(order.numel(), device=order.device).view_as(order)
-    # Ties by position hash, as everywhere: sort by hash first, then stably by score.
-    by_hash = hashes(place, seed).argsort(dim=1)
-    ranked = order.gather(1, by_hash).argsort(dim=1, descending=True, stable=True)
-    chosen = by_hash.gather(1, ranked[:, :count])
-    return torch.zeros_like(taken).scatter_(1, chosen, True)
+    order = scores.masked_fill(taken, math.inf)
+    if count >= order.shape[1]:
+        return torch.ones_like(taken)
+    values, index = order.topk(count + 1, dim=1)
+    chosen = torch.zeros_like(taken).scatter_(1, index[:, :count], True)
+    tied = (values[:, count - 1] == values[:, count]).nonzero().squeeze(1)
+    if tied.numel():
+        # As everywhere, ties go by the hash of the position: sort by hash, then stably by score.
+        width = order.shape[1]
+        places = tied[:, None] * width + torch.arange(width, device=order.device)
+        by_hash = hashes(places, seed).argsort(dim=1)
+        ranked = order[tied].gather(1, by_hash).argsort(dim=1, descending=True, stable=True)
+        rows = torch.zeros_like(taken[tied])
+        chosen[tied] = rows.scatter_(1, by_hash.gather(1, ranked[:, :count]), True)
+    return chosen
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""The public surface, what importing it costs, and the command line as a person types it."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import sparsight as sp
+
+
+def test_every_public_name_resolves_and_is_listed():
+    for name in sp.__all__:
+        assert getattr(sp, name) is not None
+    assert set(sp.__all__) == set(sp._HOME)
+    with pytest.raises(AttributeError, match="no attribute 'rigel'"):
+        sp.rigel  # noqa: B018
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+
+def test_the_core_imports_torch_and_numpy_alone():
+    script = (
+        "import sys, torch, numpy; before = set(sys.modules); import sparsight as sp\n"
+        "[getattr(sp, name) for name in sp.__all__]\n"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before}\n"
+        "outside = {m for m in new if m not in sys.stdlib_module_names and m != 'sparsight'}\n"
+        "print(sorted(outside - {'torch', 'numpy'}))"
+    )
+    assert run(sys.executable, "-c", script).stdout.strip() == "[]"
+
+
+def test_help_does_not_import_torch():
+    script = (
+        "import sys; from sparsight.cli import main; sys.argv = ['sparsight', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    done = run(sys.executable, "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout
+
+
+def test_a_mistyped_option_suggests_the_right_one():
+    done = run(sys.executable, "-m", "sparsight.cli", "demo", "--sedes", "2")
+    assert done.returncode == 2
+    assert "--seeds" in done.stderr
+
+
+def test_a_bad_value_is_one_sentence_and_not_a_traceback():
+    done = run(sys.executable, "-m", "sparsight.cli", "demo", "--density", "3")
+    assert done.returncode == 1
+    assert done.stderr.strip() == "sparsight: density must lie in (0, 1], got 3.0"
+
+
+def test_the_demo_prints_its_table():
+    done = run(sys.executable, "-m", "sparsight.cli", "demo", "--steps", "150", "--seeds", "2")
+    assert done.returncode == 0, done.stderr
+    for expected in ("dense", "RigL 90 %", "SET 90 %", "static 90 %", "84,480", "8,448"):
+        assert expected in done.stdout
+    # Piped output carries no progress bar and no colours.
+    assert "\x1b" not in done.stdout
+
+
+def test_versions_agree():
+    from importlib.metadata import version
+
+    assert import_module("sparsight").__version__ == version("sparsight")
