@@ -129,6 +129,14 @@ class Topology:
             return self
         return Topology(self.shape, self.crow.to(device), self.col.to(device))
 
+    def indices_in(self, before: Topology) -> Tensor:
+        """For each weight of this topology, its index among the weights of `before`; −1 where it is new."""
+        old, new = before.positions(), self.positions()
+        if old.numel() == 0:
+            return torch.full_like(new, -1)
+        index = torch.searchsorted(old, new).clamp_(max=old.numel() - 1)
+        return torch.where(old[index] == new, index, -1)
+
     def same_as(self, other: Topology) -> bool:
         """Whether both hold exactly the same weights."""
         return (

@@ -76,7 +76,7 @@ def test_the_summary_is_a_table(capsys):
     sparse = sp.sparsify(model, density=0.25, method=sp.rigl(steps=1000))
     sparse.summary()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["layer", "shape", "weights", "density", "FLOPs", "storage"]
-    assert lines[2].split() == ["up", "32×16", "128", "/", "512", "0.2500", "256", "masked"]
+    assert lines[0].split() == ["layer", "shape", "weights", "density", "FLOPs", "storage", "because"]
+    assert lines[2].split()[:8] == ["up", "32×16", "128", "/", "512", "0.2500", "256", "masked"]
     assert "rigl: density 0.2500" in lines[4]
     assert "forward 0.250" in lines[5]

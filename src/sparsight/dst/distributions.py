@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 Sizes = Mapping[str, tuple[int, ...]]
 Distribution = Callable[[Sizes, float], dict[str, int]]
+"""(layer shapes, density) -> how many weights each layer owns."""
 
 
 def apportion(shares: Mapping[str, float], budget: int, caps: Mapping[str, int]) -> dict[str, int]:
@@ -112,7 +113,7 @@ class erk:  # noqa: N801
 
 @dataclass(frozen=True)
 class by_name:  # noqa: N801
-    """Densities by layer name or pattern; layers that no pattern names share `density` uniformly.
+    """Densities by layer name or pattern; layers that no pattern names all have `density`.
 
     >>> by_name({"b*": 0.5})({"a": (10, 10), "b1": (4, 4)}, 0.1)
     {'a': 10, 'b1': 8}
@@ -120,7 +121,7 @@ class by_name:  # noqa: N801
 
     densities: Mapping[str, float] = field(default_factory=dict)
 
-    def __call__(self, sizes: Sizes, density: float) -> dict[str, int]:
+    def __call__(self, sizes: Sizes, density: float | None) -> dict[str, int]:
         named: dict[str, tuple[str, float]] = {}
         for pattern, wanted in self.densities.items():
             if not 0 < wanted <= 1:
@@ -133,7 +134,9 @@ class by_name:  # noqa: N801
                     raise ValueError(f"layer '{name}' is named twice, by '{named[name][0]}' and '{pattern}'")
                 named[name] = (pattern, wanted)
         rest = {name: shape for name, shape in sizes.items() if name not in named}
-        others = _scaled(rest, density, dict.fromkeys(rest, 1.0)) if rest else {}
+        if rest and density is None:
+            raise ValueError(f"no density for {list(rest)}: name them too, or give density=...")
+        others = _scaled(rest, density, dict.fromkeys(rest, 1.0)) if rest and density else {}
         return {
             name: others[name] if name in others else max(round(named[name][1] * math.prod(shape)), 1)
             for name, shape in sizes.items()

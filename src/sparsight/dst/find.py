@@ -100,7 +100,7 @@ def find_targets(model: nn.Module, include: Sequence[str] | None, keep_dense: Se
             if list(patterns).count(pattern) > 1:
                 raise ValueError(f"{role} names '{pattern}' twice")
     everything = parameters_of(model)
-    names = [target.name for target in everything]
+    names = [target.name for target in everything if target.param.dim() > 1]
     chosen = [target for target in everything if target.usual]
     if include is not None:
         wanted: set[int] = set()

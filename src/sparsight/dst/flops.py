@@ -6,6 +6,7 @@ activations, attention scores. A multiply-add is two FLOPs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from sparsight.dst.find import parameters_of
 from sparsight.dst.layer import Layer
 from sparsight.dst.method import Method
 from sparsight.dst.schedules import every
+from sparsight.nn.linear import SparseLinear
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ def training_flops(
     """FLOPs of an average training step from the cost of a forward pass, sparse and dense.
 
     RigL (3 f_S ΔT + 2 f_S + f_D) / (ΔT + 1); SET and static 3 f_S; SNFS 2 f_S + f_D; with latent weights
-    2 f_S and the backward set; a ramp is integrated over the training from `start`.
+    2 f_S and the backward set; a ramp is integrated over the training from `start`. NaN where a method of
+    one's own does not say how long the training is (`Method(steps=...)`).
 
     >>> from sparsight.dst.methods import rigl, static
     >>> training_flops(static(), 0.1, 1.0), round(training_flops(rigl(steps=1000), 0.1, 1.0), 4)
@@ -64,7 +67,7 @@ def training_flops(
     if method.ramp is None:
         return at(sparse)
     if method.steps is None:
-        raise ValueError(f"method '{method.name}' has a ramp but not the number of steps")
+        return math.nan
     begin = sparse if start is None else start
     ramp = method.ramp
     costs = (at(sparse + (begin - sparse) * ramp(step)) for step in range(method.steps))
@@ -75,7 +78,7 @@ def _period(method: Method) -> float:
     if isinstance(method.due, every):
         return method.due.period
     if method.steps is None:
-        raise ValueError(f"method '{method.name}': how often it is due is not known without steps")
+        return math.nan
     return method.steps / max(sum(method.due(step) for step in range(method.steps)), 1)
 
 
@@ -92,7 +95,8 @@ def count_flops(model: nn.Module, layers: Sequence[Layer], method: Method, input
             times = float(bool(places))
         else:
             times = sum(uses.get((id(p.module), p.attribute), 0.0) for p in places)
-        unit, size = 2.0 * times, target.param.numel()
+        unit = 2.0 * times
+        size = layer.topology.size if layer else target.param.numel()
         dense += unit * size
         if layer is not None:
             wider = layer.weight.backward or layer.topology
@@ -124,9 +128,9 @@ def _uses(model: nn.Module, inputs: Sequence[Any]) -> dict[tuple[int, str], floa
             return
         if isinstance(output, Tensor):
             for name, param in module._parameters.items():
-                if param is not None and param.dim() > 1:
-                    times = output.numel() / param.shape[0]
-                    uses[id(module), name] = uses.get((id(module), name), 0.0) + times
+                if param is not None and (param.dim() > 1 or name == "values"):
+                    rows = module.topology.rows if isinstance(module, SparseLinear) else param.shape[0]
+                    uses[id(module), name] = uses.get((id(module), name), 0.0) + output.numel() / rows
 
     modes = {module: module.training for module in model.modules()}
     try:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sparsight.dst.explored import Explored
-from sparsight.dst.find import Place
 from sparsight.dst.method import DenseMomentum
 from sparsight.dst.rewire import Fill
 from sparsight.dst.structures import Unstructured
 from sparsight.dst.view import LayerView
+from sparsight.nn.accumulation import Reduce
+from sparsight.nn.compressed import CompressedWeight
 from sparsight.nn.masked import MaskedWeight
 from sparsight.topology import Topology
 
@@ -21,9 +22,9 @@ from sparsight.topology import Topology
 class RunningMomentum:
     """The running mean of a dense gradient, and of its square where asked."""
 
-    def __init__(self, settings: DenseMomentum, like: Tensor) -> None:
+    def __init__(self, settings: DenseMomentum, weight: Tensor) -> None:
         self.settings = settings
-        self.mean = torch.zeros_like(like, memory_format=torch.contiguous_format)
+        self.mean = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         self.square = None if settings.second is None else torch.zeros_like(self.mean)
 
     def update(self, grad: Tensor) -> None:
@@ -42,17 +43,24 @@ class Layer:
     """A weight under a topology, with the numbers of weights it starts with, has and ends with."""
 
     name: str
-    places: list[Place]
-    weight: MaskedWeight
+    weight: MaskedWeight | CompressedWeight
     start: int
     budget: int
     target: int
     explored: Explored
     momentum: RunningMomentum | None = None
+    why: str = ""
+    """Why the weight is stored as it is."""
 
     @property
     def topology(self) -> Topology:
         return self.weight.topology
+
+    @property
+    def latent(self) -> MaskedWeight:
+        """The weight of a method whose weights live on outside the forward set."""
+        assert isinstance(self.weight, MaskedWeight), "latent weights are stored masked"
+        return self.weight
 
     @property
     def trains(self) -> bool:
@@ -79,30 +87,29 @@ class Layer:
         filled = Unstructured().fill(None, forward.positions(), iter([(places, size)]), plan)
         return Topology.from_positions(forward.shape, filled)
 
-    def view(self, seed: int) -> LayerView:
+    def view(self, seed: int, reduce: Reduce = lambda tensor: tensor) -> LayerView:
+        """What a criterion may see, with the dense gradient in blocks where it was collected."""
         weight = self.weight
-        dense = weight.dense_grad
-        return LayerView(
+        whole = LayerView(
             name=self.name,
             topology=weight.topology,
             values=weight.values(),
             seed=seed,
             grad=weight.grad(),
-            dense_grad=None if dense is None else _rescaled(dense, weight.param.grad).flatten(),
             momentum=None if self.momentum is None else self.momentum.value().flatten(),
             latent=None if weight.reserve is None else weight.param.detach().flatten(),
         )
+        if not weight.has_dense_grad or self.momentum is not None:
+            return whole
 
+        def stream() -> Iterator[LayerView]:
+            for first, block in weight.gradient_blocks(reduce):
+                yield replace(whole, first=first, count=block.numel(), dense_grad=block)
 
-def _rescaled(dense: Tensor, used: Tensor | None) -> Tensor:
-    """The dense gradient at the scale of the one the optimizer will use.
+        return replace(whole, stream=stream)
 
-    Clipping and unscaling multiply `.grad` by one number after we collected ours; the largest entry that
-    both have tells it, and tells exactly 1 where nothing was done.
-    """
-    if used is None:
-        return dense
-    at = used.abs().argmax()
-    ours, theirs = dense.flatten()[at], used.flatten()[at]
-    factor = theirs / ours
-    return dense if factor == 1 or not bool(factor.isfinite()) else dense * factor
+    def follow_momentum(self, reduce: Reduce) -> None:
+        """Take this step's dense gradient into the running mean (SNFS)."""
+        if self.momentum is not None and self.weight.has_dense_grad:
+            blocks = [block for _, block in self.weight.gradient_blocks(reduce)]
+            self.momentum.update(torch.cat(blocks).view_as(self.momentum.mean))

@@ -29,21 +29,23 @@ _NOTHING = constant(0.0)
 _FREE = Unstructured()
 
 
-def _none(density: float) -> float:
-    return 0.0
-
-
 @dataclass(frozen=True)
 class Latent:
     """Weights outside the forward set that live on and learn (Top-KAST, N:M).
 
     `backward` is the density of the set that gradients reach (None: every weight). `inside` and `outside`
-    are weight decays of the forward set and of the rest; `outside` may depend on the forward density.
+    are weight decays of the forward set and of the rest; with `over_density` the latter is divided by the
+    density of the forward set.
     """
 
     backward: float | None = None
     inside: float = 0.0
-    outside: Callable[[float], float] = _none
+    outside: float = 0.0
+    over_density: bool = False
+
+    def decays(self, density: float) -> tuple[float, float]:
+        """Of the forward set and of the rest."""
+        return self.inside, self.outside / density if self.over_density else self.outside
 
 
 @dataclass(frozen=True)
@@ -145,3 +147,10 @@ class Method:
     """Standard deviation of a grown weight; 0: it starts at zero."""
     steps: int | None = None
     """The length of the training, where the method knows it."""
+
+    def __post_init__(self) -> None:
+        if self.momentum is not None and self.gradient != "always":
+            raise ValueError(
+                f"method '{self.name}': a momentum of the dense gradient needs gradient='always', "
+                f"got '{self.gradient}'"
+            )

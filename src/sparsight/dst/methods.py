@@ -22,11 +22,25 @@ from sparsight.dst.method import (
     by_layer,
     by_mean_momentum,
 )
-from sparsight.dst.schedules import Schedule, constant, cosine, cubic
+from sparsight.dst.schedules import Schedule, alternating, changes, constant, cosine, cubic
 from sparsight.dst.schedules import every as each
 from sparsight.dst.structures import NM, Block, ConstantFanIn
 
 Scope = Literal["layer", "global"]
+
+
+Fraction = float | Schedule
+"""A share of the weights to swap: a number, which the method puts on its schedule, or a schedule."""
+
+
+def _share(fraction: float) -> float:
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must lie in [0, 1] or be a schedule, got {fraction}")
+    return fraction
+
+
+def _cosine(fraction: Fraction, end: int) -> Schedule:
+    return fraction if callable(fraction) else cosine(_share(fraction), end=end)
 
 
 def _end(steps: int, share: float, every: int, name: str) -> int:
@@ -55,13 +69,13 @@ def static(*, initial: InitialScores | None = None) -> Method:
 def rigl(
     *,
     steps: int,
-    fraction: float | Schedule = 0.3,
+    fraction: Fraction = 0.3,
     every: int = 100,
     end: float = 0.75,
 ) -> Method:
     """Drop by magnitude, grow by gradient, on a cosine (Evci et al., 2020).
 
-    The update replaces the weight step; the last one comes at `end` of the training.
+    The update replaces the weight step of the weights it may swap; none comes after `end` of the training.
 
     >>> rigl(steps=10_000).due(100), rigl(steps=10_000).due(7_600)
     (True, False)
@@ -70,7 +84,7 @@ def rigl(
     return Method(
         "rigl",
         grow=criteria.gradient,
-        fraction=fraction if callable(fraction) else cosine(fraction, end=last),
+        fraction=_cosine(fraction, last),
         due=each(every, end=last),
         replaces_step=True,
         gradient="due",
@@ -78,14 +92,12 @@ def rigl(
     )
 
 
-def itop(*, steps: int, fraction: float = 0.5, every: int = 1000, end: float = 0.75) -> Method:
+def itop(*, steps: int, fraction: Fraction = 0.5, every: int = 1000, end: float = 0.75) -> Method:
     """RigL set to explore: long periods, large updates (Liu et al., 2021). See `Sparsifier.itop_rate`."""
     return replace(rigl(steps=steps, fraction=fraction, every=every, end=end), name="itop")
 
 
-def set_(
-    *, fraction: float | Schedule = 0.3, every: int = 100, end: int | None = None, std: float = 0.0
-) -> Method:
+def set_(*, fraction: Fraction = 0.3, every: int = 100, end: int | None = None, std: float = 0.0) -> Method:
     """Drop the smallest of each sign, grow at random, after the weight step (Mocanu et al., 2018).
 
     The original updates once an epoch and draws new weights with std 0.1; `std=0` is the RigL family's.
@@ -97,7 +109,7 @@ def set_(
         "set",
         drop=criteria.signed_magnitude,
         grow=criteria.random,
-        fraction=fraction if callable(fraction) else constant(fraction),
+        fraction=fraction if callable(fraction) else constant(_share(fraction)),
         due=each(every, end=end),
         grow_std=std,
     )
@@ -106,7 +118,7 @@ def set_(
 def snfs(
     *,
     steps: int,
-    fraction: float = 0.5,
+    fraction: Fraction = 0.5,
     every: int = 100,
     beta: float = 0.9,
     second: float | None = None,
@@ -120,7 +132,7 @@ def snfs(
     return Method(
         "snfs",
         grow=criteria.momentum,
-        fraction=cosine(fraction, end=last),
+        fraction=_cosine(fraction, last),
         due=each(every, end=last),
         gradient="always",
         share=by_mean_momentum,
@@ -130,7 +142,7 @@ def snfs(
 
 
 def mest(
-    *, steps: int, fraction: float = 0.3, every: int = 100, weight: float = 1.0, end: float = 0.75
+    *, steps: int, fraction: Fraction = 0.3, every: int = 100, weight: float = 1.0, end: float = 0.75
 ) -> Method:
     """Drop by |w| + weight·|g|, grow at random: no dense gradient ever (Yuan et al., 2021)."""
     last = _end(steps, end, every, "mest")
@@ -138,14 +150,14 @@ def mest(
         "mest",
         drop=criteria.magnitude_and_gradient(weight),
         grow=criteria.random,
-        fraction=cosine(fraction, end=last),
+        fraction=_cosine(fraction, last),
         due=each(every, end=last),
         steps=steps,
     )
 
 
 def top_kast(*, backward: float, every: int = 1, decay: float = 1e-4) -> Method:
-    """Forward with the largest weights, gradients to a larger set (Jayakumar et al., 2021).
+    """Forward with the largest weights, gradients to a larger set (Jayakumar et al., 2020).
 
     `backward` is the density of the set that learns. Weight decay is `decay` in the forward set and
     `decay / density` in the rest, so that a newcomer has to earn its place. Keeps a dense copy of the
@@ -159,7 +171,7 @@ def top_kast(*, backward: float, every: int = 1, decay: float = 1e-4) -> Method:
         fraction=constant(1.0),
         due=each(every),
         initial=initial.magnitude,
-        latent=Latent(backward, inside=decay, outside=lambda density: decay / density),
+        latent=Latent(backward, inside=decay, outside=decay, over_density=True),
     )
 
 
@@ -193,7 +205,7 @@ def granet(
     begin: float = 0.0,
     end: float = 0.75,
     every: int = 100,
-    fraction: float = 0.5,
+    fraction: Fraction = 0.5,
     initial_density: float = 0.5,
     scope: Scope = "global",
 ) -> Method:
@@ -206,7 +218,7 @@ def granet(
     return Method(
         "granet",
         grow=criteria.gradient,
-        fraction=cosine(fraction, end=last),
+        fraction=_cosine(fraction, last),
         due=each(every, start=first + every, end=last),
         replaces_step=True,
         gradient="due",
@@ -230,25 +242,16 @@ def acdc(*, steps: int, phase: int = 500, warmup: float = 0.1, finish: float = 0
             f"warmup={warmup}, finish={finish}"
         )
 
-    def ramp(step: int) -> float:
-        if step < first:
-            return 1.0
-        return 0.0 if step >= last or ((step - first) // phase) % 2 == 0 else 1.0
-
+    ramp = alternating(phase, begin=first, end=last)
     return Method(
-        "acdc",
-        grow=criteria.random,
-        due=lambda step: step > 0 and ramp(step) != ramp(step - 1),
-        initial_density=1.0 if first else None,
-        ramp=ramp,
-        steps=steps,
+        "acdc", grow=criteria.random, due=changes(ramp), initial_density=1.0, ramp=ramp, steps=steps
     )
 
 
 def srigl(
     *,
     steps: int,
-    fraction: float = 0.3,
+    fraction: Fraction = 0.3,
     every: int = 100,
     end: float = 0.75,
     saliency: float = 0.3,
@@ -274,7 +277,7 @@ def nm(n: int = 2, m: int = 4, *, every: int = 1, decay: float = 2e-4) -> Method
         structure=NM(n, m),
         initial=initial.magnitude,
         density=n / m,
-        latent=Latent(None, outside=lambda density: decay),
+        latent=Latent(outside=decay),
     )
 
 
@@ -283,7 +286,7 @@ def block(
     cols: int,
     *,
     steps: int,
-    fraction: float = 0.3,
+    fraction: Fraction = 0.3,
     every: int = 100,
     end: float = 0.75,
 ) -> Method:

@@ -56,6 +56,7 @@ def prune(
             model,
             method=Method("pruned", initial=_among(score, gone), initial_scope=scope),
             density=now,
+            storage="masked",
             distribution=distribution,
             include=include,
             keep_dense=keep_dense,
@@ -104,6 +105,7 @@ def lottery_ticket(
             model,
             method=Method("ticket", initial=_among(initial.magnitude, gone), initial_scope=scope),
             density=now,
+            storage="masked",
             include=include,
             keep_dense=keep_dense,
         )
@@ -112,7 +114,14 @@ def lottery_ticket(
         train(sparse, rewind, None)
         sparse.detach()
     if sparse is None:
-        sparse = sparsify(model, method=Method("ticket"), density=1.0)
+        sparse = sparsify(
+            model,
+            method=Method("ticket"),
+            density=1.0,
+            storage="masked",
+            include=include,
+            keep_dense=keep_dense,
+        )
     return sparse
 
 

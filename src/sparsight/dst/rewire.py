@@ -152,12 +152,4 @@ def rewire(
         plan = Fill(old.shape, quota.total, view.seed)
         kept = structure.fill(old, kept, scored(), plan)
     after = Topology.from_positions(old.shape, kept)
-    return Rewiring(old, after, _sources(old, after))
-
-
-def _sources(before: Topology, after: Topology) -> Tensor:
-    old, new = before.positions(), after.positions()
-    if old.numel() == 0:
-        return torch.full_like(new, -1)
-    index = torch.searchsorted(old, new).clamp_(max=old.numel() - 1)
-    return torch.where(old[index] == new, index, torch.full_like(index, -1))
+    return Rewiring(old, after, after.indices_in(old))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Schedule = Callable[[int], float]
 
@@ -39,8 +39,8 @@ class cosine:  # noqa: N801
 
     first: float
     last: float = 0.0
-    begin: int = 0
-    end: int = 1
+    begin: int = field(default=0, kw_only=True)
+    end: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         _check("cosine", self.begin, self.end)
@@ -56,8 +56,8 @@ class linear:  # noqa: N801
 
     first: float
     last: float = 0.0
-    begin: int = 0
-    end: int = 1
+    begin: int = field(default=0, kw_only=True)
+    end: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         _check("linear", self.begin, self.end)
@@ -77,8 +77,8 @@ class cubic:  # noqa: N801
 
     first: float
     last: float = 0.0
-    begin: int = 0
-    end: int = 1
+    begin: int = field(default=0, kw_only=True)
+    end: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         _check("cubic", self.begin, self.end)
@@ -120,12 +120,45 @@ class every:  # noqa: N801
     def __post_init__(self) -> None:
         if self.period < 1:
             raise ValueError(f"every: period must be at least 1 step, got {self.period}")
+        start = self.period if self.start is None else self.start
+        if self.end is not None and (not isinstance(self.end, int) or self.end < start):
+            raise ValueError(
+                f"every: end must be a step, {start} (the first) or later, or None; got {self.end}"
+            )
 
     def __call__(self, step: int) -> bool:
         start = self.period if self.start is None else self.start
         if step < start or (self.end is not None and step > self.end):
             return False
         return step == self.end or (step - start) % self.period == 0
+
+
+@dataclass(frozen=True)
+class alternating:  # noqa: N801
+    """1 until `begin`, then 0 and 1 in turn for `phase` steps each, and 0 from `end` on.
+
+    >>> [alternating(2, begin=2, end=8)(t) for t in range(10)]
+    [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    phase: int
+    begin: int = field(kw_only=True)
+    end: int = field(kw_only=True)
+
+    def __call__(self, step: int) -> float:
+        if step < self.begin:
+            return 1.0
+        return 0.0 if step >= self.end or (step - self.begin) // self.phase % 2 == 0 else 1.0
+
+
+@dataclass(frozen=True)
+class changes:  # noqa: N801
+    """True at the steps where a schedule takes another value than the step before."""
+
+    schedule: Schedule
+
+    def __call__(self, step: int) -> bool:
+        return step > 0 and self.schedule(step) != self.schedule(step - 1)
 
 
 def never(step: int) -> bool:

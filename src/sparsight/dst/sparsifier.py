@@ -15,6 +15,8 @@ from sparsight.dst.layer import Layer
 from sparsight.dst.method import Method
 from sparsight.dst.rewire import Quota, Rewiring, rewire
 from sparsight.dst.summary import summary_table
+from sparsight.nn.compressed import CompressedWeight
+from sparsight.nn.convert import decompress
 from sparsight.topology import Topology
 
 
@@ -49,6 +51,9 @@ class Sparsifier:
             raise ValueError("this Sparsifier is attached to an optimizer already; detach() it first")
         require_held(optimizer, {name: x.weight.param for name, x in self.layers.items()})
         self.optimizer = optimizer
+        for layer in self.layers.values():
+            # An optimizer that was used before may hold momentum of weights that no longer exist.
+            layer.weight.begin(layer.slots(optimizer.state))
         self._handles = [
             optimizer.register_step_pre_hook(self._on_step),
             optimizer.register_step_post_hook(self._on_stepped),
@@ -56,7 +61,10 @@ class Sparsifier:
         return self
 
     def detach(self) -> None:
-        """Let go of the optimizer; masks stay."""
+        """Let go of the optimizer; masks stay, and latent weights stay where they are."""
+        if self.optimizer is not None:
+            for layer in self.layers.values():
+                layer.weight.end(layer.slots(self.optimizer.state))
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -64,9 +72,12 @@ class Sparsifier:
 
     def densify(self) -> nn.Module:
         """Let go of the model too: an ordinary dense model whose missing weights start at zero."""
+        optimizer = self.optimizer
         self.detach()
         for layer in self.layers.values():
             layer.weight.unhook()
+            if isinstance(layer.weight, CompressedWeight):
+                decompress(self.model, layer.weight, optimizer)
         self.layers = {}
         return self.model
 
@@ -90,7 +101,7 @@ class Sparsifier:
     def density(self) -> float:
         """Existing weights / positions, over the sparse layers."""
         tops = self.topologies.values()
-        return sum(t.nnz for t in tops) / max(sum(t.size for t in tops), 1)
+        return sum(t.nnz for t in tops) / sum(t.size for t in tops) if tops else 1.0
 
     @property
     def itop_rate(self) -> float:
@@ -151,14 +162,11 @@ class Sparsifier:
         if self._skipping:
             return
         self._refuse_strays()
-        self._reduce_dense_gradients()
         for layer in self._training():
-            if layer.momentum is not None and (dense := layer.view(0).dense_grad) is not None:
-                layer.momentum.update(dense.view_as(layer.momentum.mean))
+            layer.follow_momentum(mean_over_ranks)
             if self.method.latent is not None:
-                layer.weight.wake()
-                outside = self.method.latent.outside(self.target_density)
-                layer.weight.decay(self.method.latent.inside, outside)
+                layer.latent.wake()
+                layer.latent.decay(*self.method.latent.decays(self.target_density))
         if self.method.replaces_step and self.method.due(self.step):
             for layer in self._update():
                 layer.weight.param.grad = None  # the optimizer passes over it
@@ -173,19 +181,17 @@ class Sparsifier:
                 self._update()
         finally:
             for layer in self.layers.values():
-                if self.method.latent is not None:
-                    layer.weight.sleep()
-                else:
-                    layer.weight.zero_missing()
+                layer.weight.settle()
             self._prepare_next()
 
     def _prepare_next(self) -> None:
-        wanted = self.method.gradient
-        due = wanted == "always" or (wanted == "due" and self.method.due(self.step))
+        method = self.method
+        coming = self.step if method.replaces_step else self.step + 1
+        swaps = method.ramp is not None or method.fraction(coming) != 0
+        due = method.gradient == "always" or (method.gradient == "due" and method.due(coming) and swaps)
         for layer in self.layers.values():
             layer.weight.hook()
-            layer.weight.capture = due
-            layer.weight.dense_grad = None
+            layer.weight.collect(due)
         self._remember_versions()
 
     def _training(self) -> list[Layer]:
@@ -209,16 +215,6 @@ class Sparsifier:
                     "load the Sparsifier's state_dict as well, or call enforce() to zero them"
                 )
 
-    def _reduce_dense_gradients(self) -> None:
-        """The mean over ranks of g itself, not of |g|: every rank then makes the same choice."""
-        dist = torch.distributed
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-            return
-        for layer in self._training():
-            if (dense := layer.weight.dense_grad) is not None:
-                dist.all_reduce(dense)
-                dense /= dist.get_world_size()
-
     # -- the update ----------------------------------------------------------------------------
 
     def _update(self) -> list[Layer]:
@@ -238,14 +234,21 @@ class Sparsifier:
         ramp = 0.0 if method.ramp is None else _in_unit_range(method.ramp(step), "ramp", step)
         views, totals = {}, {}
         for layer in self._training():
-            view = layer.view(chance.mix(self.seed, layer.name, self.updates))
-            if method.gradient == "due" and view.dense_grad is None:
+            if method.gradient == "due" and not layer.weight.has_dense_grad:
                 continue  # the layer took no part in this step
+            if method.ramp is None and not method.replaces_step and layer.weight.param.grad is None:
+                continue  # nor here, where the update follows the step
             total = layer.scheduled(ramp) if method.ramp is not None else layer.target
             if int(fraction * total) == 0 and total == layer.target:
                 continue  # nothing to swap: the ordinary step goes on
-            views[layer.name], totals[layer.name] = view, total
+            seed = chance.mix(self.seed, layer.name, self.updates)
+            views[layer.name], totals[layer.name] = layer.view(seed, mean_over_ranks), total
         quotas = method.share(views, totals, fraction, method.drop) if views else {}
+        if method.grow is None and any(quota.grow for quota in quotas.values()):
+            raise ValueError(
+                f"method '{method.name}' drops weights at step {step} (fraction {fraction}) but has "
+                "no grow score to replace them"
+            )
         return [
             (
                 self.layers[name],
@@ -261,13 +264,23 @@ class Sparsifier:
         seed = chance.mix(self.seed, layer.name, self.updates)
         if self.method.latent is not None:
             backward = layer.backward_set(rewiring.after, self.method.latent.backward, seed)
-            layer.weight.choose(rewiring.after, backward, slots)
+            layer.latent.choose(rewiring.after, backward, slots)
         else:
             grown = None
             if self.method.grow_std:
                 grown = self.method.grow_std * chance.normal(rewiring.grown, seed)
             layer.weight.rewire(rewiring.after, rewiring.source, grown, slots)
         layer.explored.add(layer.topology)
+
+
+def mean_over_ranks(tensor: Tensor) -> Tensor:
+    """The mean of g itself, not of |g|, over all ranks: every rank then makes the same choice."""
+    dist = torch.distributed
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return tensor
+    tensor = tensor.clone()
+    dist.all_reduce(tensor)
+    return tensor / dist.get_world_size()
 
 
 def _held_by(optimizer: Optimizer) -> set[int]:

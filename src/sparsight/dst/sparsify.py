@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from sparsight.dst import chance
-from sparsight.dst.distributions import Distribution, by_name, erk, total_budget
+from sparsight.dst.distributions import Distribution, by_name, erk
 from sparsight.dst.explored import Explored
 from sparsight.dst.find import Target, find_targets
+from sparsight.dst.first import First, first_topologies
 from sparsight.dst.layer import Layer, RunningMomentum
 from sparsight.dst.method import Method
-from sparsight.dst.rewire import Fill, Structure, best
 from sparsight.dst.sparsifier import Sparsifier, require_held
-from sparsight.nn.masked import MaskedWeight
+from sparsight.dst.structures import Unstructured
+from sparsight.nn.compressed import CompressedWeight
+from sparsight.nn.convert import compress, why_no_gain, why_not
+from sparsight.nn.masked import MaskedWeight, is_masked
 from sparsight.topology import Topology
+
+Storage = Literal["auto", "compressed", "masked"]
 
 
 def sparsify(
@@ -27,7 +33,7 @@ def sparsify(
     method: Method,
     density: float | None = None,
     distribution: Distribution | Mapping[str, float] | None = None,
-    storage: str = "masked",
+    storage: Storage = "auto",
     include: Sequence[str] | None = None,
     keep_dense: Sequence[str] = (),
     seed: int = 0,
@@ -38,120 +44,133 @@ def sparsify(
     the layers (ERK unless told otherwise; a mapping gives densities by name or pattern). `include` and
     `keep_dense` are lists of names or patterns (`"blocks.*.mlp*"`). The model is changed in place.
 
+    `storage="compressed"` replaces Linear layers by `SparseLinear`, whose parameter is the vector of existing
+    weights (in the model and in the optimizer); "masked" keeps the dense parameter with zeros; "auto"
+    compresses where that gains time. `summary()` says what each layer got and why.
+
     >>> import sparsight as sp
     >>> model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     >>> optimizer = torch.optim.Adam(model.parameters())
     >>> sparse = sp.sparsify(model, optimizer, density=0.1, method=sp.rigl(steps=1000))
-    >>> sum(int((p != 0).sum()) for p in (model[0].weight, model[2].weight))
+    >>> sum(topology.nnz for topology in sparse.topologies.values())
     237
     """
-    if storage != "masked":
-        raise ValueError(f"storage must be 'masked', got '{storage}'")
-    density = _density(density, method)
+    _check_arguments(method, distribution, storage)
     targets = find_targets(model, include, keep_dense)
     weights = {target.name: target.param for target in targets}
     if optimizer is not None:
         require_held(optimizer, weights)
-    sizes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    spread = by_name(distribution) if isinstance(distribution, Mapping) else distribution or erk()
-
-    budgets = _counts(spread, sizes, density, method.structure)
-    starts = budgets
-    if method.initial_density is not None:
-        starts = _counts(spread, sizes, max(method.initial_density, density), method.structure)
-    scores = method.initial(weights) if method.initial is not None else None
-    if scores is not None and method.initial_scope == "global":
-        budgets = starts = _global_counts(scores, total_budget(sizes, density))
-    topologies = {
-        name: _first_topology(name, weight, starts[name], method.structure, scores, seed)
-        for name, weight in weights.items()
-    }
+    if twice := [name for name, weight in weights.items() if is_masked(weight)]:
+        raise ValueError(f"layers {twice} are sparse already; densify() the Sparsifier that holds them first")
+    spread, density = _spread(distribution, density, method, weights)
+    firsts = first_topologies(weights, density, spread, method, seed)
     layers = {
-        target.name: _layer(target, topologies[target.name], starts, budgets, method, seed)
+        target.name: _layer(model, optimizer, target, firsts[target.name], method, storage, seed)
         for target in targets
     }
     sparse = Sparsifier(model, layers, method, density, seed)
     return sparse if optimizer is None else sparse.attach(optimizer)
 
 
-def _density(density: float | None, method: Method) -> float:
+def _check_arguments(
+    method: Method, distribution: Distribution | Mapping[str, float] | None, storage: str
+) -> None:
+    if not isinstance(method, Method):
+        raise ValueError(f"method must be a Method such as sp.rigl(steps=10_000), got {method!r}")
+    if storage not in Storage.__args__:  # type: ignore[attr-defined]
+        raise ValueError(f"storage must be 'auto', 'compressed' or 'masked', got '{storage}'")
+    if isinstance(distribution, type) or not (
+        distribution is None or callable(distribution) or isinstance(distribution, Mapping)
+    ):
+        raise ValueError(
+            f"distribution must be one such as sp.erk() or a mapping of densities, got {distribution!r}"
+        )
+    if method.initial is not None and method.initial_scope == "global":
+        if distribution is not None:
+            raise ValueError(
+                f"method '{method.name}' ranks all layers together, so a distribution has no say; "
+                "leave it out or use scope='layer'"
+            )
+        if not isinstance(method.structure, Unstructured):
+            raise ValueError(f"method '{method.name}': a global ranking cannot keep {method.structure}")
+
+
+def _spread(
+    distribution: Distribution | Mapping[str, float] | None,
+    density: float | None,
+    method: Method,
+    weights: Mapping[str, torch.Tensor],
+) -> tuple[Distribution, float]:
+    """The distribution to use and the density of the whole."""
+    spread = by_name(distribution) if isinstance(distribution, Mapping) else distribution or erk()
+    if method.density is not None:
+        if density not in (None, method.density):
+            raise ValueError(f"method '{method.name}' has density {method.density}, got density={density}")
+        return spread, method.density
+    if density is None and isinstance(spread, by_name):
+        sizes = {name: tuple(weight.shape) for name, weight in weights.items()}
+        counts = spread(sizes, None)
+        return spread, sum(counts.values()) / sum(weight.numel() for weight in weights.values())
     if density is None:
-        if method.density is None:
-            raise ValueError(f"method '{method.name}' needs a density in (0, 1], got none")
-        return method.density
+        raise ValueError(f"method '{method.name}' needs a density in (0, 1], got none")
     if not 0 < density <= 1:
         raise ValueError(f"density must lie in (0, 1], got {density}")
-    if method.density is not None and density != method.density:
-        raise ValueError(f"method '{method.name}' has density {method.density}, got density={density}")
-    return density
-
-
-def _counts(
-    spread: Distribution, sizes: Mapping[str, tuple[int, ...]], density: float, structure: Structure
-) -> dict[str, int]:
-    counts = spread(sizes, density)
-    fitted = {}
-    for name, wanted in counts.items():
-        try:
-            fitted[name] = structure.feasible(sizes[name], wanted)
-        except ValueError as error:
-            raise ValueError(f"layer '{name}': {error}") from None
-    return fitted
-
-
-def _global_counts(scores: Mapping[str, Tensor], budget: int) -> dict[str, int]:
-    """One ranking over all layers; each has at least its best weight."""
-    ranked = []
-    for score in scores.values():
-        score = score.double().cpu()
-        score[score.argmax()] = torch.inf
-        ranked.append(score)
-    everything = torch.cat(ranked)
-    chosen = best(everything, budget, torch.arange(everything.numel()), seed=0)
-    parts = chosen.split([score.numel() for score in ranked])
-    return {name: int(part.sum()) for name, part in zip(scores, parts, strict=True)}
-
-
-def _first_topology(
-    name: str,
-    weight: Tensor,
-    count: int,
-    structure: Structure,
-    scores: Mapping[str, Tensor] | None,
-    seed: int,
-) -> Topology:
-    shape = tuple(weight.shape)
-    own = chance.mix(seed, name, "first")
-    places = torch.arange(weight.numel(), device=weight.device)
-    score = chance.uniform(places, own) if scores is None else scores[name]
-    if bad := int(score.isnan().sum()):
-        raise ValueError(f"layer '{name}': {bad} of {score.numel()} initial scores are NaN")
-    filled = structure.fill(None, places[:0], iter([(places, score)]), Fill(shape, count, own))
-    return Topology.from_positions(shape, filled)
+    if method.latent is not None and (method.latent.backward or 1.0) < density:
+        raise ValueError(
+            f"method '{method.name}': the backward density {method.latent.backward} must not be below "
+            f"the density {density}"
+        )
+    return spread, density
 
 
 def _layer(
+    model: nn.Module,
+    optimizer: Optimizer | None,
     target: Target,
-    topology: Topology,
-    starts: Mapping[str, int],
-    budgets: Mapping[str, int],
+    first: First,
     method: Method,
+    storage: Storage,
     seed: int,
 ) -> Layer:
-    name, param = target.name, target.param
-    full = Topology.full(topology.shape, topology.col.device)
-    weight = MaskedWeight(param, full if method.latent is not None else topology)
+    momentum = None if method.momentum is None else RunningMomentum(method.momentum, target.param)
+    why = _why_masked(model, target, first.topology, method, storage)
+    weight: MaskedWeight | CompressedWeight
+    if why is None:
+        dense = [place.module for place in target.places if isinstance(place.module, nn.Linear)]
+        weight = compress(model, dense, first.topology, optimizer)
+    elif method.latent is None:
+        weight = MaskedWeight(target.param, first.topology)
+    else:
+        weight = MaskedWeight(target.param, Topology.full(first.topology.shape, target.param.device))
     layer = Layer(
-        name=name,
-        places=target.places,
+        name=target.name,
         weight=weight,
-        start=starts[name],
-        budget=budgets[name],
-        target=starts[name],
-        explored=Explored(topology),
-        momentum=None if method.momentum is None else RunningMomentum(method.momentum, param),
+        start=first.start,
+        budget=first.budget,
+        target=first.topology.nnz,
+        explored=Explored(first.topology),
+        momentum=momentum,
+        why=why or "it gains",
     )
     if method.latent is not None:
-        weight.choose(topology, layer.backward_set(topology, method.latent.backward, chance.mix(seed, name)))
-        weight.sleep()
+        own = chance.mix(seed, target.name)
+        backward = layer.backward_set(first.topology, method.latent.backward, own)
+        layer.latent.choose(first.topology, backward)
+        layer.latent.fall_asleep()
     return layer
+
+
+def _why_masked(
+    model: nn.Module, target: Target, topology: Topology, method: Method, storage: Storage
+) -> str | None:
+    """Why this weight is stored masked; None where it is compressed."""
+    if storage == "masked":
+        return "asked for"
+    if method.latent is not None:
+        return f"{method.name} keeps its missing weights"
+    for place in target.places:
+        if reason := why_not(model, place.module, place.attribute):
+            return reason
+    if storage == "auto" and method.ramp is not None:
+        return "begins too dense to gain"
+    return why_no_gain(topology) if storage == "auto" else None

@@ -79,8 +79,8 @@ def unpack(sparse: Sparsifier, saved: Mapping[str, Tensor]) -> None:
     for name, layer in sparse.layers.items():
         weight = layer.weight
         if name in backwards:
-            weight.choose(topologies[name], backwards[name])
-            weight.reserve = saved[f"{name}.reserve"].clone().to(weight.param)
+            layer.latent.choose(topologies[name], backwards[name])
+            layer.latent.reserve = saved[f"{name}.reserve"].clone().to(weight.param)
             weight.zero_missing()
         else:
             weight.assign(topologies[name])

@@ -150,7 +150,7 @@ class NM:
 class ConstantFanIn:
     """Every living neuron has the same number of weights (SRigL).
 
-    A neuron with fewer than `saliency` · fan-in salient weights is ablated for good, and the others share
+    A neuron with fewer than `saliency` times its number of weights salient is ablated for good, and the others share
     what it had. Salient: kept by magnitude, or among the best of the whole layer to be grown. The layer
     then holds the largest multiple of its living neurons that its budget allows.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -51,15 +52,16 @@ def summary_table(sparse: Sparsifier, flops: Flops) -> str:
             f"{layer.topology.nnz:,} / {layer.topology.size:,}",
             f"{layer.topology.density:.4f}",
             big(flops.layers[name]),
-            layer.weight.storage + ("" if layer.trains else " (frozen)"),
+            layer.weight.storage + ("" if layer.trains else ", frozen"),
+            layer.why,
         ]
         for name, layer in sparse.layers.items()
     ]
-    table = text_table(["layer", "shape", "weights", "density", "FLOPs", "storage"], rows)
+    step = "unknown" if math.isnan(flops.step_ratio) else f"{flops.step_ratio:.3f}"
+    table = text_table(["layer", "shape", "weights", "density", "FLOPs", "storage", "because"], rows)
     return (
         f"{table}\n"
         f"{sparse.method.name}: density {sparse.density:.4f} of the sparse layers, step {sparse.step}, "
         f"{sparse.updates} updates\n"
-        f"whole model: forward {flops.forward_ratio:.3f} and training step {flops.step_ratio:.3f} "
-        "of the dense FLOPs"
+        f"whole model: forward {flops.forward_ratio:.3f} and training step {step} of the dense FLOPs"
     )

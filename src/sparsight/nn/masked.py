@@ -6,13 +6,14 @@ are removed before they accumulate, so that clipping and all-reduce see what the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from sparsight.nn.accumulation import Accumulation, Reduce, scale_of
 from sparsight.topology import Topology
 
 
@@ -24,16 +25,16 @@ class MaskedWeight:
     def __init__(self, param: Parameter, topology: Topology) -> None:
         self.param = param
         self.topology = topology
-        self.capture = False
-        """Whether the coming backward passes should also collect the dense gradient."""
-        self.dense_grad: Tensor | None = None
         self.backward: Topology | None = None
         """Where gradients flow, when that is more than the forward set (Top-KAST, N:M)."""
         self.reserve: Tensor | None = None
         """Latent weights outside the forward set, zero inside; only with a backward set."""
         self._missing = ~topology.mask()
         self._untrained = self._missing
-        self._seen_version = -1
+        self._awake = False
+        self._collecting = False
+        self._dense_grad: Tensor | None = None
+        self._accumulation = Accumulation()
         self._handles: list[Any] = []
         self.zero_missing()
         self.hook()
@@ -46,7 +47,7 @@ class MaskedWeight:
             return
         self._handles = [
             self.param.register_hook(self._on_grad),
-            self.param.register_post_accumulate_grad_hook(self._on_accumulated),
+            self.param.register_post_accumulate_grad_hook(self._accumulation.added),
         ]
 
     def unhook(self) -> None:
@@ -62,24 +63,13 @@ class MaskedWeight:
         self.hook()
 
     def _on_grad(self, grad: Tensor) -> Tensor:
-        if self.capture:
-            self._collect(grad.detach())
+        if self._collecting:
+            if self._dense_grad is None or self._accumulation.begins_anew(self.param):
+                self._dense_grad = grad.detach().clone()
+            else:
+                self._dense_grad += grad.detach()
         self._follow(grad)
         return grad.masked_fill(self._untrained, 0)
-
-    def _collect(self, grad: Tensor) -> None:
-        held = self.param.grad
-        # A gradient that was zeroed since we last saw it begins a new step: the one before was skipped.
-        # An untouched one (same version) may be zero for honest reasons.
-        zeroed = held is None or (held._version != self._seen_version and not bool(held.any()))
-        if self.dense_grad is None or zeroed:
-            self.dense_grad = grad.clone()
-        else:
-            self.dense_grad += grad
-
-    def _on_accumulated(self, param: Tensor) -> None:
-        if self.capture and param.grad is not None:
-            self._seen_version = param.grad._version
 
     def _follow(self, tensor: Tensor) -> None:
         """Move the masks after a model that was moved to another device."""
@@ -88,6 +78,23 @@ class MaskedWeight:
             self.topology = self.topology.to(tensor.device)
             self._missing = self._missing.to(tensor.device)
             self._untrained = self._missing if shared else self._untrained.to(tensor.device)
+
+    # -- the dense gradient --------------------------------------------------------------------
+
+    def collect(self, wanted: bool) -> None:
+        """Forget what was collected; collect the dense gradient from now on, or do not."""
+        self._collecting, self._dense_grad = wanted, None
+
+    @property
+    def has_dense_grad(self) -> bool:
+        return self._dense_grad is not None
+
+    def gradient_blocks(self, reduce: Reduce) -> Iterator[tuple[int, Tensor]]:
+        """The dense gradient, here in one block: (first flat position, entries)."""
+        assert self._dense_grad is not None
+        dense = reduce(self._dense_grad)
+        factor = scale_of(dense, self.param.grad)
+        yield 0, (dense if factor == 1 else dense * factor).flatten()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -136,18 +143,42 @@ class MaskedWeight:
         for slot in slots:
             slot.masked_fill_(fresh | self._missing, 0)
 
+    @torch.no_grad()
+    def begin(self, slots: Iterable[Tensor]) -> None:
+        """An optimizer was attached: what it remembers of untrained weights is forgotten."""
+        if self.backward is not None:
+            self._untrained = ~self.backward.mask()
+        for slot in slots:
+            slot.masked_fill_(self._untrained, 0)
+
+    @torch.no_grad()
+    def end(self, slots: Iterable[Tensor]) -> None:
+        """An optimizer was detached: from now on nothing moves outside the forward set."""
+        self._untrained = self._missing
+        for slot in slots:
+            slot.masked_fill_(self._missing, 0)
+
+    def settle(self) -> None:
+        """After a step: the forward pass sees zeros wherever no weight exists."""
+        if self._awake:
+            self.fall_asleep()
+        self.zero_missing()
+
     # -- latent weights ------------------------------------------------------------------------
 
     @torch.no_grad()
     def wake(self) -> None:
         """Bring the latent weights into the parameter, for the optimizer to move."""
         assert self.reserve is not None
-        self.param.add_(self.reserve.to(self.param.device))
+        if not self._awake:
+            self.param.add_(self.reserve.to(self.param.device))
+            self._awake = True
 
     @torch.no_grad()
-    def sleep(self) -> None:
+    def fall_asleep(self) -> None:
         """Put everything outside the forward set aside, so that the forward pass sees zeros there."""
         self.reserve = self.param.detach().masked_fill(~self._missing, 0)
+        self._awake = False
         self.zero_missing()
 
     @torch.no_grad()
@@ -166,3 +197,9 @@ class MaskedWeight:
             return
         rate = torch.where(self._missing, outside, inside).to(self.param.dtype)
         self.param.grad.add_((rate * self.param).masked_fill_(self._untrained, 0))
+
+
+def is_masked(param: Tensor) -> bool:
+    """Whether some MaskedWeight holds this parameter already."""
+    hooks = (param._backward_hooks or {}).values()
+    return any(isinstance(getattr(hook, "__self__", None), MaskedWeight) for hook in hooks)

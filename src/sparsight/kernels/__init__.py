@@ -1,0 +1,1 @@
+"""The operations on compressed weights: a torch reference, native kernels, and which one runs."""

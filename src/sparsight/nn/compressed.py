@@ -1,0 +1,127 @@
+"""Compressed storage: the parameter is the vector of existing values, and the layer computes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsight.kernels.taps import Tap
+from sparsight.nn.accumulation import Accumulation, Reduce, scale_of
+from sparsight.nn.linear import SparseLinear, resize
+from sparsight.topology import Topology
+
+
+class CompressedWeight:
+    """The values that one or several (tied) sparse layers share, and their topology."""
+
+    storage = "compressed"
+    backward: Topology | None = None  # methods with latent weights are stored masked
+    reserve: Tensor | None = None
+
+    def __init__(self, modules: Sequence[SparseLinear]) -> None:
+        self.modules = list(modules)
+        self.param = modules[0].values
+        self._tap: Tap | None = None
+        self._raw: Tensor | None = None
+        self._accumulation = Accumulation()
+        self._handles: list[Any] = []
+
+    @property
+    def topology(self) -> Topology:
+        return self.modules[0].topology
+
+    # -- the dense gradient --------------------------------------------------------------------
+
+    def collect(self, wanted: bool) -> None:
+        """Forget what was collected; collect what a dense gradient needs from now on, or do not."""
+        self.unhook()
+        self._raw = None
+        self._tap = Tap() if wanted and self.param.requires_grad else None
+        for module in self.modules:
+            module.tap = self._tap
+        self.hook()
+
+    def hook(self) -> None:
+        """Follow the parameter's gradient while there is something to collect."""
+        if self._tap is not None and not self._handles:
+            self._handles = [
+                self.param.register_hook(self._on_grad),
+                self.param.register_post_accumulate_grad_hook(self._accumulation.added),
+            ]
+
+    def unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _on_grad(self, grad: Tensor) -> None:
+        assert self._tap is not None
+        anew = self._raw is None or self._accumulation.begins_anew(self.param)
+        self._tap.settle(anew=anew)
+        self._raw = grad.detach().clone() if anew or self._raw is None else self._raw + grad.detach()
+
+    @property
+    def has_dense_grad(self) -> bool:
+        return self._tap is not None and bool(self._tap.pairs)
+
+    def gradient_blocks(self, reduce: Reduce) -> Iterator[tuple[int, Tensor]]:
+        """The dense gradient in blocks of whole rows: (first flat position, entries)."""
+        assert self._tap is not None
+        assert self._raw is not None
+        factor = scale_of(reduce(self._raw), self.param.grad)
+        for row, block in self._tap.blocks():
+            block = reduce(block).flatten()
+            yield row * self.topology.fan_in, block if factor == 1 else block * factor
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def values(self) -> Tensor:
+        return self.param.detach()
+
+    def grad(self) -> Tensor | None:
+        return self.param.grad
+
+    def strays(self) -> int:
+        """There is no place for a weight that does not exist."""
+        return 0
+
+    # -- changing ------------------------------------------------------------------------------
+
+    def zero_missing(self) -> None:
+        """Nothing to do: a missing weight has no place."""
+
+    def settle(self) -> None:
+        """After a step: nothing to do either."""
+
+    def begin(self, slots: Iterable[Tensor]) -> None:
+        """An optimizer was attached: its state is as long as the parameter."""
+
+    def end(self, slots: Iterable[Tensor]) -> None:
+        """An optimizer was detached: nothing outside the values could move."""
+
+    @torch.no_grad()
+    def assign(self, topology: Topology) -> None:
+        """Take another topology; weights that both have keep their values."""
+        if not topology.same_as(self.topology):
+            self.rewire(topology, topology.indices_in(self.topology), None, ())
+
+    @torch.no_grad()
+    def rewire(self, after: Topology, source: Tensor, grown: Tensor | None, slots: Iterable[Tensor]) -> None:
+        """Move to `after`: kept weights and their slots go along, all else starts at zero (or `grown`)."""
+        for tensor in (self.param, *slots):
+            moved = _moved(tensor.detach(), source)
+            resize(tensor, moved.numel())
+            tensor.copy_(moved)
+        if grown is not None and grown.numel():
+            self.param[source < 0] = grown.to(self.param)
+        for module in self.modules:
+            module.topology = after
+
+
+def _moved(old: Tensor, source: Tensor) -> Tensor:
+    if old.numel() == 0:
+        return old.new_zeros(source.shape)
+    return old[source.clamp(min=0)].masked_fill_(source < 0, 0)
