@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import sparsight as sp
 
@@ -17,6 +18,11 @@ PAGES = sorted(DOCS.rglob("*.md"))
 METHOD_PAGES = sorted(path.stem for path in (DOCS / "methods").glob("*.md") if path.stem != "index")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 
 def name_of(page: Path) -> str:
