@@ -4,7 +4,6 @@ A ```text block right after a Python block is what that block prints.
 """
 
 import re
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +117,6 @@ def test_every_public_method_has_a_page() -> None:
 )
 def test_a_broken_snippet_is_noticed(broken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
-    page.write_text(textwrap.dedent(broken))
+    page.write_text(broken)
     with pytest.raises((RuntimeError, AssertionError)):
         run_page(page, capsys)

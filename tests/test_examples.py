@@ -30,7 +30,7 @@ def test_two_lines(printed):
     out = printed("01_two_lines", steps=150, width=64)
     accuracy = float(re.search(r"test accuracy ([\d.]+)%", out)[1])
     assert accuracy > 50  # ten classes: chance is 10
-    assert "density 0.1000 of the sparse layers, step 150, 2 updates" in out
+    assert "of the sparse layers, step 150, 2 updates" in out
 
 
 def test_choose_layers(printed):
