@@ -7,7 +7,7 @@ import sparsight as sp
 from sparsight.recipes.digits import load_digits, run
 
 
-def main(*, steps: int = 300, width: int = 128, density: float = 0.1) -> None:
+def main(*, steps: int = 200, width: int = 64, density: float = 0.1) -> None:
     every = max(steps // 20, 1)
     methods: dict[str, sp.Method | None] = {
         "dense": None,
