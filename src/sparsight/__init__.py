@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sparsight.dst.sparsifier import Sparsifier
     from sparsight.dst.sparsify import sparsify
     from sparsight.dst.view import LayerView
+    from sparsight.nn.linear import SparseLinear
     from sparsight.topology import Topology
 
 __version__ = "0.1.0"
@@ -77,6 +78,7 @@ _HOME = {
     "Sparsifier": "sparsight.dst.sparsifier",
     "sparsify": "sparsight.dst.sparsify",
     "LayerView": "sparsight.dst.view",
+    "SparseLinear": "sparsight.nn.linear",
     "Topology": "sparsight.topology",
 }
 
@@ -86,6 +88,7 @@ __all__ = [
     "Latent",
     "LayerView",
     "Method",
+    "SparseLinear",
     "Sparsifier",
     "Topology",
     "acdc",

@@ -139,7 +139,7 @@ def test_every_method_takes_a_schedule_for_its_fraction(make):
 
 def test_dropping_without_growing_is_refused():
     method = sp.Method("odd", fraction=sp.constant(0.3), due=sp.every(2))
-    with pytest.raises(ValueError, match="method 'odd' drops weights at step 2 .* no grow score"):
+    with pytest.raises(ValueError, match=r"method 'odd' drops weights at step 2 .* no grow score"):
         trained(method)
 
 

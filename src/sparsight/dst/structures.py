@@ -150,9 +150,9 @@ class NM:
 class ConstantFanIn:
     """Every living neuron has the same number of weights (SRigL).
 
-    A neuron with fewer than `saliency` times its number of weights salient is ablated for good, and the others share
-    what it had. Salient: kept by magnitude, or among the best of the whole layer to be grown. The layer
-    then holds the largest multiple of its living neurons that its budget allows.
+    A neuron is ablated for good when fewer than `saliency` of its weights are salient, and the others
+    share what it had. Salient: kept by magnitude, or among the best of the whole layer to be grown. The
+    layer then holds the largest multiple of its living neurons that its budget allows.
     """
 
     saliency: float = 0.0

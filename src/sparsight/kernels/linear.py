@@ -24,7 +24,8 @@ def forward(
     """Y = X Wᵀ + b by the native kernel where there is a plan for it, else by the reference."""
     if plan is not None:
         return native.linear(plan, x, values, bias)
-    return reference.linear(x, values, bias, crow, col)
+    with torch.autocast("cpu", enabled=False):  # in the type of the values, whatever surrounds us
+        return reference.linear(x, values, bias, crow, col)
 
 
 def backward(
@@ -63,7 +64,7 @@ class SparseLinearFunction(torch.autograd.Function):
         return forward(x, values, bias, crow, col, plan)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, values, crow, col = ctx.saved_tensors
         dx, dvalues, dbias = backward(dy.contiguous(), x, values, crow, col, ctx.plan, ctx.tap)
         return dx, dvalues, dbias if ctx.needs_input_grad[2] else None, None, None, None, None

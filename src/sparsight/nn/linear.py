@@ -104,6 +104,7 @@ class SparseLinear(nn.Module):
         if x.dtype != self.values.dtype:
             x = x.to(self.values.dtype)  # autocast hands us 16 bits; the kernels compute in 32
         flat = x.reshape(-1, self.in_features)
+        y: Tensor
         if torch.compiler.is_compiling():
             y = torch.ops.sparsight.linear(flat, self.values, self.bias, self.crow, self.col, self._handles)
         else:
@@ -151,8 +152,12 @@ class SparseLinear(nn.Module):
 def resize(values: Tensor, length: int) -> None:
     """Give a parameter another length without making another parameter of it."""
     if values.numel() != length:
+        dtype = values.dtype
         values.grad = None
-        values.data = values.data.new_zeros(length)
+        # A living graph keeps torch's node for this parameter, with its old length; a change of type is
+        # what makes torch forget it.
+        values.data = torch.empty(0, dtype=torch.float16)
+        values.data = torch.zeros(length, dtype=dtype)
 
 
 def _as_parameter(tensor: Tensor) -> Parameter:
