@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sparsight.dst.sparsifier import Sparsifier
     from sparsight.dst.sparsify import sparsify
     from sparsight.dst.view import LayerView
+    from sparsight.nn.conv import SparseConv2d
     from sparsight.nn.linear import SparseLinear
     from sparsight.topology import Topology
 
@@ -78,6 +79,7 @@ _HOME = {
     "Sparsifier": "sparsight.dst.sparsifier",
     "sparsify": "sparsight.dst.sparsify",
     "LayerView": "sparsight.dst.view",
+    "SparseConv2d": "sparsight.nn.conv",
     "SparseLinear": "sparsight.nn.linear",
     "Topology": "sparsight.topology",
 }
@@ -88,6 +90,7 @@ __all__ = [
     "Latent",
     "LayerView",
     "Method",
+    "SparseConv2d",
     "SparseLinear",
     "Sparsifier",
     "Topology",

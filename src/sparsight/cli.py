@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 
 def demo(*, seeds: int = 3, steps: int = 1500, density: float = 0.1) -> None:
@@ -16,6 +17,50 @@ def demo(*, seeds: int = 3, steps: int = 1500, density: float = 0.1) -> None:
     from sparsight.recipes.digits import demo as digits_demo
 
     digits_demo(seeds=seeds, steps=steps, density=density)
+
+
+def bench(
+    *,
+    out: Path = Path("runs/bench"),
+    repeats: int = 11,
+    sparsities: tuple[float, ...] = (0.80, 0.90, 0.95, 0.98, 0.99),
+    threads: tuple[int, ...] = (),
+) -> None:
+    """Measure the kernels against dense torch; print, store and draw the result.
+
+    Args:
+        out: Folder for the table (text and JSON) and the picture.
+        repeats: Timings of each candidate, taken by turns.
+        sparsities: Shares of the weights that are missing.
+        threads: Numbers of threads; one and all of them by default.
+    """
+    import torch
+    from rich.console import Console
+
+    from sparsight.bench import table
+
+    console = Console(stderr=True)
+    counts = threads or tuple(dict.fromkeys((1, torch.get_num_threads())))
+    with console.status("starting") as status:
+        rows, memories = table.run(
+            sparsities=sparsities, thread_counts=counts, repeats=repeats, say=status.update
+        )
+    print(table.render(rows, memories))
+    for path in table.save(rows, memories, out):
+        console.print(f"written: {path}")
+
+
+def doctor(*, system: bool = False) -> None:
+    """Say what runs on this machine.
+
+    Args:
+        system: Show Python, torch, kernels, instruction sets and threads.
+    """
+    if not system:
+        raise ValueError("doctor: only --system is there so far")
+    from sparsight.kernels.system import report
+
+    print(report())
 
 
 def version() -> None:
@@ -34,7 +79,7 @@ def main() -> None:
         sys.exit("the command line needs the extra: pip install 'sparsight[app]'")
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"demo": demo, "version": version},
+            {"demo": demo, "bench": bench, "doctor": doctor, "version": version},
             prog="sparsight",
             description="Sparse training in PyTorch.",
         )

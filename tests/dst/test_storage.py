@@ -61,12 +61,17 @@ def assert_alike(masked, compressed, tolerance):
         assert layer.weight.storage == "compressed"
         assert layer.weight.param.shape == (topology.nnz,)
         dense = masked[2].layers[name].weight.param
-        torch.testing.assert_close(layer.weight.param, dense[topology.mask()], rtol=tolerance, atol=tolerance)
+        by_position = layer.weight.modules[0].layout.by_position
+        torch.testing.assert_close(
+            layer.weight.values(), dense.detach()[topology.mask()], rtol=tolerance, atol=tolerance
+        )
         for one, two in zip(
             masked[1].state[dense].values(), compressed[1].state[layer.weight.param].values(), strict=True
         ):
             if one.shape == dense.shape:
-                torch.testing.assert_close(two, one[topology.mask()], rtol=tolerance, atol=tolerance)
+                torch.testing.assert_close(
+                    by_position(two), one[topology.mask()], rtol=tolerance, atol=tolerance
+                )
     torch.testing.assert_close(masked[3], compressed[3], rtol=tolerance, atol=tolerance)
 
 
@@ -184,6 +189,21 @@ def test_what_cannot_be_compressed_stays_masked_and_says_why(capsys):
     assert "the model is this one layer" in alone.layers["weight"].why
     latent = sp.sparsify(network(), method=sp.nm(2, 4), storage="compressed")
     assert latent.layers["0"].why == "nm keeps its missing weights"
+
+
+@pytest.mark.parametrize("stop", [45, 60])  # in between, and right before an update
+def test_a_copy_goes_on_alone_and_the_same(stop):
+    model, optimizer, sparse, _ = run(METHODS["rigl"], "compressed", steps=stop)
+    twins = copy.deepcopy((model, optimizer, sparse))
+    for net, opt, _ in (twins, (model, optimizer, sparse)):
+        for step in range(stop, stop + 50):
+            x, y = batch(step)
+            opt.zero_grad()
+            (net(x) - y).square().mean().backward()
+            opt.step()
+    assert sparse.updates == twins[2].updates > 3
+    assert_same(model.state_dict(), twins[0].state_dict())
+    assert_same(sparse.state_dict(), twins[2].state_dict())
 
 
 def test_flops_do_not_depend_on_the_storage():

@@ -18,7 +18,7 @@ from sparsight.dst.find import parameters_of
 from sparsight.dst.layer import Layer
 from sparsight.dst.method import Method
 from sparsight.dst.schedules import every
-from sparsight.nn.linear import SparseLinear
+from sparsight.nn.layer import SparseLayer
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _uses(model: nn.Module, inputs: Sequence[Any]) -> dict[tuple[int, str], floa
         if isinstance(output, Tensor):
             for name, param in module._parameters.items():
                 if param is not None and (param.dim() > 1 or name == "values"):
-                    rows = module.topology.rows if isinstance(module, SparseLinear) else param.shape[0]
+                    rows = module.topology.rows if isinstance(module, SparseLayer) else param.shape[0]
                     uses[id(module), name] = uses.get((id(module), name), 0.0) + output.numel() / rows
 
     modes = {module: module.training for module in model.modules()}

@@ -94,18 +94,22 @@ def best(scores: Tensor, count: int, positions: Tensor, seed: int) -> Tensor:
 
 
 def best_of_blocks(kept: Tensor, blocks: ScoreBlocks, count: int, seed: int) -> Tensor:
-    """The `count` best positions outside `kept`, from scores that arrive block by block."""
-    found = kept.new_empty(0)
-    scores: Tensor | None = None
+    """The `count` best positions outside `kept` (sorted), from scores that arrive block by block."""
+    found, scores = kept.new_empty(0), None
+    floor: Tensor | None = None
     for positions, block in blocks:
-        first, last = int(positions[0]), int(positions[-1])
-        inside = kept[(kept >= first) & (kept <= last)] - first
+        first = int(positions[0])
+        low, high = torch.searchsorted(kept, kept.new_tensor([first, first + positions.numel()])).tolist()
         free = torch.ones_like(positions, dtype=torch.bool)
-        free[inside] = False
+        free[kept[low:high] - first] = False
+        if floor is not None:
+            free &= block >= floor  # anything lower is beaten already
         found = torch.cat([found, positions[free]])
         scores = block[free] if scores is None else torch.cat([scores, block[free]])
-        chosen = best(scores, count, found, seed)
-        found, scores = found[chosen], scores[chosen]
+        if scores.numel() > count:
+            chosen = best(scores, count, found, seed)
+            found, scores = found[chosen], scores[chosen]
+            floor = scores.min() if count else None
     return found
 
 

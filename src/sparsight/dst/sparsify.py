@@ -136,7 +136,8 @@ def _layer(
     why = _why_masked(model, target, first.topology, method, storage)
     weight: MaskedWeight | CompressedWeight
     if why is None:
-        dense = [place.module for place in target.places if isinstance(place.module, nn.Linear)]
+        modules = [place.module for place in target.places]
+        dense = [module for module in modules if isinstance(module, nn.Linear | nn.Conv2d)]
         weight = compress(model, dense, first.topology, optimizer)
     elif method.latent is None:
         weight = MaskedWeight(target.param, first.topology)

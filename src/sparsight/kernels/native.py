@@ -1,26 +1,252 @@
-"""The native kernels, where they were built."""
+"""The kernels in C++, checked and called. The same operations as reference.py, on the same plans.
+
+Tensors cross as addresses (a tenth of the cost of a buffer object), so everything is checked here, once.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch  # before the extension, which then shares torch's OpenMP runtime
 from torch import Tensor
 
+_native: Any
+try:
+    from sparsight.kernels import _native  # type: ignore[attr-defined,no-redef]
+except ImportError as error:  # installed without a compiler, or built for another machine
+    _native, _WHY = None, str(error)
+else:
+    _WHY = ""
 
-class Plan:
-    pass
+INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
+Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
+Pair = tuple[int, int]
 
 
 def available() -> bool:
     """Whether the native kernels were built."""
-    return False
+    return _native is not None
 
 
-def make_plan(crow: Tensor, col: Tensor, shape: tuple[int, int]) -> Plan | None:
-    return None
+def why_unavailable() -> str:
+    """What went wrong where they are not available."""
+    return _WHY
 
 
-def linear(plan: Plan, x: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    raise AssertionError
+def isa() -> str:
+    """The instruction set in use: portable, avx2, avx512 or neon; none without native kernels."""
+    return "none" if _native is None else str(_native.isa())
 
 
-def linear_backward(plan: Plan, dy: Tensor, x: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    raise AssertionError
+def isa_available(name: str) -> bool:
+    """Whether this machine, and this build, can run the kernels for an instruction set."""
+    return _native is not None and bool(_native.isa_available(name))
+
+
+class Plan:
+    """What the kernels want to know about a topology; make a new one after each rewiring.
+
+    crow [rows + 1] and col [entries] are int32 CSR over (outputs / block, inputs), columns increasing in each
+    row. With block = 4 or 8 an entry stands for that many neighbouring outputs, and its values lie together:
+    values[entry · block + i] is the weight from input col[entry] to output row · block + i. For a convolution
+    inputs = channels · taps, where taps = height · width of the kernel. `panel` is for tests: how many inputs
+    (or outputs) a panel has, 0 to choose.
+    """
+
+    __slots__ = ("__weakref__", "block", "inputs", "native", "outputs", "taps", "weights")
+
+    def __init__(
+        self, crow: Tensor, col: Tensor, shape: Pair, block: int = 1, *, taps: int = 1, panel: int = 0
+    ) -> None:
+        self.outputs, self.inputs = shape
+        self.block, self.taps = block, taps
+        if block not in (1, 4, 8) or self.outputs % block:
+            raise ValueError(f"block must be 1, 4 or 8 and divide {self.outputs} outputs, got {block}")
+        if taps < 1 or self.inputs % taps:
+            raise ValueError(f"{self.inputs} inputs do not divide into kernels of {taps} taps")
+        rows = self.outputs // block
+        _check_index(crow, col, rows)
+        self.weights = col.numel() * block
+        self.native = _native.Plan(
+            rows, self.inputs, col.numel(), crow.data_ptr(), col.data_ptr(), block, taps, panel
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Memory the plan holds beside crow and col."""
+        return int(self.native.bytes)
+
+
+def linear(plan: Plan, x: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x Wᵀ (+ bias) for x [batch, inputs]."""
+    kernel = _kernel("forward", values.dtype)
+    batch = x.shape[0]
+    _check("x", x, (batch, plan.inputs), values)
+    _check("values", values, (plan.weights,), values)
+    if bias is not None:
+        _check("bias", bias, (plan.outputs,), values)
+    y = x.new_empty((batch, plan.outputs))
+    threads = torch.get_num_threads()
+    kernel(plan.native, _at(x), batch, _at(values), _at(bias), False, _at(y), threads)
+    return y
+
+
+def linear_backward(
+    plan: Plan, dy: Tensor, x: Tensor, values: Tensor, *, need_x: bool = True, need_bias: bool = True
+) -> Grads:
+    """(dx, dvalues, dbias) of linear; None where not needed."""
+    kernel = _kernel("backward", values.dtype)
+    batch = dy.shape[0]
+    _check("dy", dy, (batch, plan.outputs), values)
+    _check("x", x, (batch, plan.inputs), values)
+    _check("values", values, (plan.weights,), values)
+    dx = torch.empty_like(x) if need_x else None
+    dvalues = torch.empty_like(values)
+    dbias = dy.new_empty((plan.outputs,)) if need_bias else None
+    threads = torch.get_num_threads()
+    kernel(plan.native, _at(dy), 0, _at(x), batch, _at(values), _at(dx), _at(dvalues), _at(dbias), threads)
+    return dx, dvalues, dbias
+
+
+def conv2d(
+    plan: Plan,
+    x: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+) -> Tensor:
+    """Convolution of x [batch, channels, height, width]; the plan's index is (out, channels · taps)."""
+    run = _kernel("conv_forward", values.dtype)
+    shape = _conv_shape(plan, x, kernel, stride, padding, dilation)
+    _check("x", x, tuple(x.shape), values)
+    _check("values", values, (plan.weights,), values)
+    if bias is not None:
+        _check("bias", bias, (plan.outputs,), values)
+    y = x.new_empty((x.shape[0], plan.outputs, *shape[-2:]))
+    run(plan.native, shape, _at(x), _at(values), _at(bias), _at(y), torch.get_num_threads())
+    return y
+
+
+def conv2d_backward(
+    plan: Plan,
+    dy: Tensor,
+    x: Tensor,
+    values: Tensor,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    *,
+    need_x: bool = True,
+    need_bias: bool = True,
+) -> Grads:
+    """(dx, dvalues, dbias) of conv2d; None where not needed."""
+    run = _kernel("conv_backward", values.dtype)
+    shape = _conv_shape(plan, x, kernel, stride, padding, dilation)
+    _check("x", x, tuple(x.shape), values)
+    _check("values", values, (plan.weights,), values)
+    _check("dy", dy, (x.shape[0], plan.outputs, shape[-2], shape[-1]), values)
+    dx = torch.empty_like(x) if need_x else None
+    dvalues = torch.empty_like(values)
+    run(plan.native, shape, _at(dy), _at(x), _at(values), _at(dx), _at(dvalues), torch.get_num_threads())
+    return dx, dvalues, dy.sum((0, 2, 3)) if need_bias else None
+
+
+class TopK:
+    """The k positions with the best scores outside a kept set, fed block of rows by block of rows.
+
+    Equal scores are ordered by the hash of their position, smallest first, so the answer does not depend on
+    how the rows were cut into blocks.
+    """
+
+    __slots__ = ("native", "shape")
+
+    def __init__(self, k: int, shape: Pair, crow: Tensor, col: Tensor, seed: int) -> None:
+        _check_index(crow, col, shape[0])
+        self.shape = shape
+        seed &= (1 << 64) - 1
+        self.native = _native.TopK(k, *shape, col.numel(), crow.data_ptr(), col.data_ptr(), seed)
+
+    def update(self, block: Tensor, first_row: int) -> None:
+        """Take the scores [rows, inputs] of the rows that begin at `first_row`."""
+        rows = block.shape[0]
+        _check("scores", block, (rows, self.shape[1]), block)
+        if first_row < 0 or first_row + rows > self.shape[0]:
+            raise ValueError(f"rows {first_row} to {first_row + rows} lie outside {self.shape[0]} rows")
+        update = self.native.update_f32 if block.dtype == torch.float32 else self.native.update_f64
+        update(block.data_ptr(), first_row, rows)
+
+    def positions(self) -> Tensor:
+        """The best positions, best first."""
+        found = self.native.finish()
+        positions = torch.empty(found, dtype=torch.int64)
+        scores = torch.empty(found, dtype=torch.float64)
+        self.native.copy(positions.data_ptr(), scores.data_ptr())
+        return positions
+
+
+def _at(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _kernel(name: str, dtype: torch.dtype) -> Any:
+    if dtype == torch.float32:
+        return getattr(_native, f"{name}_f32")
+    if dtype == torch.float64:
+        return getattr(_native, f"{name}_f64")
+    raise ValueError(f"values must be float32 or float64, got {dtype}")
+
+
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
+    if (
+        tensor.shape != shape
+        or tensor.dtype != like.dtype
+        or tensor.device.type != "cpu"
+        or not tensor.is_contiguous()
+    ):
+        raise ValueError(
+            f"{name} must be contiguous {like.dtype} of shape {shape} on the CPU, "
+            f"got {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+        )
+
+
+def _check_index(crow: Tensor, col: Tensor, rows: int) -> None:
+    for name, index in (("crow", crow), ("col", col)):
+        if (
+            index.dtype != torch.int32
+            or index.device.type != "cpu"
+            or index.dim() != 1
+            or not index.is_contiguous()
+        ):
+            raise ValueError(
+                f"{name} must be a contiguous int32 vector on the CPU, got {index.dtype} of shape "
+                f"{tuple(index.shape)} on {index.device}"
+            )
+    if crow.numel() != rows + 1:
+        raise ValueError(f"crow must have {rows + 1} entries for {rows} rows, got {crow.numel()}")
+
+
+def _conv_shape(
+    plan: Plan, x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
+) -> list[int]:
+    batch, channels, height, width = x.shape
+    taps = kernel[0] * kernel[1]
+    if channels * taps != plan.inputs or taps != plan.taps:
+        raise ValueError(
+            f"{channels} channels under a {kernel[0]}×{kernel[1]} kernel do not fit a plan of "
+            f"{plan.inputs} inputs and {plan.taps} taps"
+        )
+    if min(*stride, *dilation) < 1 or min(padding) < 0:
+        raise ValueError(f"stride {stride}, padding {padding}, dilation {dilation} are not possible")
+    out = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip((height, width), kernel, stride, padding, dilation, strict=True)
+    ]
+    if min(out) < 1:
+        raise ValueError(
+            f"a kernel of {kernel}, dilated by {dilation}, is larger than the padded input {(height, width)}"
+        )
+    return [batch, channels, height, width, *kernel, *stride, *padding, *dilation, *out]

@@ -1,15 +1,16 @@
 """Collecting what a dense gradient is made of, on the steps that need it.
 
-The gradient of a linear weight is dYᵀX. A tap keeps the pairs (X, dY) of the backward passes, and blocks of
-rows of the gradient are computed from them when they are asked for.
+The gradient of a linear weight is dYᵀX, that of a convolution the same over patches. A tap keeps the pairs
+(X, dY) of the backward passes, and blocks of rows of the gradient are computed from them when asked for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
+from torch.nn.grad import conv2d_weight
 
 _BLOCK = 1 << 18
 """Positions in a block: about a megabyte of float32."""
@@ -18,7 +19,8 @@ _BLOCK = 1 << 18
 class Tap:
     """The pairs (X, dY) of one weight since the step began."""
 
-    def __init__(self) -> None:
+    def __init__(self, geometry: tuple[tuple[int, int], ...] = ()) -> None:
+        self.geometry = geometry
         self.pairs: list[tuple[Tensor, Tensor]] = []
         self._arriving: list[tuple[Tensor, Tensor]] = []
 
@@ -35,8 +37,19 @@ class Tap:
         """The dense gradient as (first row, block of rows), never more than a block of it at once."""
         if not self.pairs:
             return
-        x = torch.cat([x for x, _ in self.pairs])
-        dy = torch.cat([dy for _, dy in self.pairs])
-        rows = max(size // max(x.shape[1], 1), 1)
-        for first in range(0, dy.shape[1], rows):
-            yield first, dy[:, first : first + rows].T @ x
+        fan_in = self.pairs[0][0].shape[1] * (math.prod(self.geometry[0]) if self.geometry else 1)
+        rows = max(size // max(fan_in, 1), 1)
+        for first in range(0, self.pairs[0][1].shape[1], rows):
+            total = self._product(*self.pairs[0], first, first + rows)
+            for x, dy in self.pairs[1:]:
+                total += self._product(x, dy, first, first + rows)
+            yield first, total
+
+    def _product(self, x: Tensor, dy: Tensor, first: int, last: int) -> Tensor:
+        part = dy[:, first:last]
+        if not self.geometry:
+            return part.T @ x
+        kernel, stride, padding, dilation = self.geometry
+        size = (part.shape[1], x.shape[1], *kernel)
+        grad: Tensor = conv2d_weight(x, size, part.contiguous(), stride, padding, dilation)
+        return grad.flatten(1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsight.kernels.taps import Tap
 from sparsight.nn.accumulation import Accumulation, Reduce, scale_of
-from sparsight.nn.linear import SparseLinear, resize
+from sparsight.nn.layer import SparseLayer, resize
 from sparsight.topology import Topology
 
 
@@ -21,7 +21,7 @@ class CompressedWeight:
     backward: Topology | None = None  # methods with latent weights are stored masked
     reserve: Tensor | None = None
 
-    def __init__(self, modules: Sequence[SparseLinear]) -> None:
+    def __init__(self, modules: Sequence[SparseLayer]) -> None:
         self.modules = list(modules)
         self.param = modules[0].values
         self._tap: Tap | None = None
@@ -39,7 +39,7 @@ class CompressedWeight:
         """Forget what was collected; collect what a dense gradient needs from now on, or do not."""
         self.unhook()
         self._raw = None
-        self._tap = Tap() if wanted and self.param.requires_grad else None
+        self._tap = Tap(self.modules[0].geometry) if wanted and self.param.requires_grad else None
         for module in self.modules:
             module.tap = self._tap
         self.hook()
@@ -76,13 +76,26 @@ class CompressedWeight:
             block = reduce(block).flatten()
             yield row * self.topology.fan_in, block if factor == 1 else block * factor
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handles": [], "_tap": self._tap is not None, "_raw": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        wanted, self._tap = bool(self._tap), None
+        self.collect(wanted)
+
     # -- reading -------------------------------------------------------------------------------
 
     def values(self) -> Tensor:
-        return self.param.detach()
+        return self.modules[0].layout.by_position(self.param.detach())
 
     def grad(self) -> Tensor | None:
-        return self.param.grad
+        grad = self.param.grad
+        return None if grad is None else self.modules[0].layout.by_position(grad)
+
+    def index_bytes(self) -> int:
+        """What the topology takes beside the values, with everything the kernels derive from it."""
+        return sum(module.index_bytes() for module in self.modules)
 
     def strays(self) -> int:
         """There is no place for a weight that does not exist."""
@@ -111,14 +124,16 @@ class CompressedWeight:
     @torch.no_grad()
     def rewire(self, after: Topology, source: Tensor, grown: Tensor | None, slots: Iterable[Tensor]) -> None:
         """Move to `after`: kept weights and their slots go along, all else starts at zero (or `grown`)."""
-        for tensor in (self.param, *slots):
-            moved = _moved(tensor.detach(), source)
-            resize(tensor, moved.numel())
-            tensor.copy_(moved)
-        if grown is not None and grown.numel():
-            self.param[source < 0] = grown.to(self.param)
+        before = self.modules[0].layout
         for module in self.modules:
             module.topology = after
+        now = self.modules[0].layout
+        for tensor in (self.param, *slots):
+            moved = _moved(before.by_position(tensor.detach()), source)
+            if tensor is self.param and grown is not None and grown.numel():
+                moved[source < 0] = grown.to(moved)
+            resize(tensor, moved.numel())
+            tensor.copy_(now.stored(moved))
 
 
 def _moved(old: Tensor, source: Tensor) -> Tensor:

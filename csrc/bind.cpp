@@ -1,0 +1,112 @@
+// Python's door to the kernels. Tensors come as addresses: src/sparsight/kernels/native.py is the only caller
+// and has checked type, shape and layout. (An ndarray argument costs about a microsecond, an address fifty
+// nanoseconds, and a small layer passes eight of them.)
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "conv.h"
+#include "linear.h"
+#include "topk.h"
+
+namespace nb = nanobind;
+using namespace sparsight;
+
+namespace {
+
+using Address = std::uintptr_t;
+
+template <class T>
+T* at(Address a) {
+  return reinterpret_cast<T*>(a);
+}
+
+Isa isa_of(const std::string& name) {
+  for (Isa which : {Isa::portable, Isa::avx2, Isa::avx512, Isa::neon})
+    if (name == isa_name(which)) return which;
+  throw std::invalid_argument("no instruction set is called " + name);
+}
+
+template <class T>
+void forward(const Plan& plan, Address x, i64 batch, Address values, Address bias, bool relu, Address y,
+             int threads) {
+  linear_forward<T>(plan, at<T>(x), batch, at<T>(values), at<T>(bias), relu, at<T>(y), threads);
+}
+
+template <class T>
+void backward(const Plan& plan, Address dy, Address gate, Address x, i64 batch, Address values, Address dx, Address dvalues,
+              Address dbias, int threads) {
+  linear_backward<T>(plan, at<T>(dy), at<T>(gate), at<T>(x), batch, at<T>(values), at<T>(dx), at<T>(dvalues),
+                     at<T>(dbias), threads);
+}
+
+ConvShape shape_of(const std::vector<i64>& n) {
+  if (n.size() != 14) throw std::invalid_argument("a convolution's shape has 14 numbers");
+  return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12], n[13]};
+}
+
+template <class T>
+void convolve(const Plan& plan, const std::vector<i64>& shape, Address x, Address values, Address bias, Address y,
+              int threads) {
+  conv_forward<T>(plan, shape_of(shape), at<T>(x), at<T>(values), at<T>(bias), at<T>(y), threads);
+}
+
+template <class T>
+void convolve_backward(const Plan& plan, const std::vector<i64>& shape, Address dy, Address x, Address values,
+                       Address dx, Address dvalues, int threads) {
+  conv_backward<T>(plan, shape_of(shape), at<T>(dy), at<T>(x), at<T>(values), at<T>(dx), at<T>(dvalues), threads);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  using Free = nb::call_guard<nb::gil_scoped_release>;
+  m.def("isa", [] { return std::string(isa_name(isa())); });
+  m.def("isa_available", [](const std::string& name) { return isa_available(isa_of(name)); });
+  m.def("isa_force", [](const std::string& name) { return isa_force(isa_of(name)); });
+
+  nb::class_<Plan>(m, "Plan")
+      .def(
+          "__init__",
+          [](Plan* self, i64 outputs, i64 inputs, i64 weights, Address crow, Address col, int block, i64 unit,
+             i64 panel) {
+            const char* wrong = check_csr(outputs, inputs, weights, at<i32>(crow), at<i32>(col));
+            if (*wrong) throw std::invalid_argument(wrong);
+            new (self) Plan(outputs, inputs, at<i32>(crow), at<i32>(col), block, unit, panel);
+          },
+          Free())
+      .def_ro("outputs", &Plan::outputs)
+      .def_ro("inputs", &Plan::inputs)
+      .def_ro("weights", &Plan::weights)
+      .def_ro("block", &Plan::block)
+      .def_prop_ro("bytes", &Plan::bytes)
+      .def_prop_ro("panels", [](const Plan& p) { return nb::make_tuple(p.forward.panels, p.backward.panels); });
+
+  nb::class_<TopK>(m, "TopK")
+      .def(
+          "__init__",
+          [](TopK* self, i64 k, i64 rows, i64 cols, i64 weights, Address crow, Address col, u64 seed) {
+            const char* wrong = check_csr(rows, cols, weights, at<i32>(crow), at<i32>(col));
+            if (*wrong) throw std::invalid_argument(wrong);
+            new (self) TopK(k, rows, cols, at<i32>(crow), at<i32>(col), seed);
+          },
+          Free())
+      .def("update_f32", [](TopK& t, Address s, i64 first, i64 n) { t.update(at<float>(s), first, n); }, Free())
+      .def("update_f64", [](TopK& t, Address s, i64 first, i64 n) { t.update(at<double>(s), first, n); }, Free())
+      .def("finish", &TopK::finish, Free())
+      .def("copy", [](const TopK& t, Address p, Address s) { t.copy(at<std::int64_t>(p), at<double>(s)); });
+  m.def("position_hash", &position_hash);
+
+  m.def("forward_f32", &forward<float>, Free());
+  m.def("forward_f64", &forward<double>, Free());
+  m.def("backward_f32", &backward<float>, Free());
+  m.def("backward_f64", &backward<double>, Free());
+  m.def("conv_forward_f32", &convolve<float>, Free());
+  m.def("conv_forward_f64", &convolve<double>, Free());
+  m.def("conv_backward_f32", &convolve_backward<float>, Free());
+  m.def("conv_backward_f64", &convolve_backward<double>, Free());
+}

@@ -1,0 +1,97 @@
+// The kernels for row blocks: 4 or 8 neighbouring outputs share their inputs, so an activation once loaded feeds
+// several multiply-adds, and the arithmetic is the limit in both directions.
+#pragma once
+
+#include "ops.h"
+#include "simd.h"
+
+namespace sparsight::SPS_ISA {
+
+// Forward. Rows in flight are as many as the registers hold: Rows * N accumulators, N activations, one weight.
+template <class T, int N, bool First, int Block>
+void gather_block_cell(const Cell& cell, const T* values, const T* in, T* out) {
+  using V = Vec<T>;
+  using R = typename V::R;
+  constexpr i64 stride = N * V::W;
+  constexpr int Rows = V::kRegisters >= 32 ? 4 : 2;
+  const i32* outer = cell.outer;
+  const i32* start = cell.start;
+  const u16* inner = cell.inner;
+  for (const Run* run = cell.run; run != cell.run_end; ++run) {
+    const int length = run->length;
+    for (int s = 0; s < run->count; ++s) {
+      for (int part = 0; part < Block; part += Rows) {
+        T* o = out + (outer[s] * i64(Block) + part) * stride;
+        const T* v = values + start[s] * i64(Block) + part;
+        R acc[Rows][N];
+        for (int i = 0; i < Rows; ++i)
+          for (int j = 0; j < N; ++j) acc[i][j] = First ? V::zero() : V::load(o + i * stride + j * V::W);
+        for (int k = 0; k < length; ++k, v += Block) {
+          const T* x = in + inner[k] * stride;
+          SPS_KEEP_POINTER(x);
+          R a[N];
+          for (int j = 0; j < N; ++j) {
+            a[j] = V::load(x + j * V::W);
+            SPS_KEEP_VECTOR(a[j]);
+          }
+          for (int i = 0; i < Rows; ++i) {
+            const R w = V::set1(v[i]);
+            for (int j = 0; j < N; ++j) acc[i][j] = V::fma(w, a[j], acc[i][j]);
+          }
+        }
+        for (int i = 0; i < Rows; ++i)
+          for (int j = 0; j < N; ++j) V::store(o + i * stride + j * V::W, acc[i][j]);
+      }
+      inner += length;
+    }
+    outer += run->count;
+    start += run->count;
+  }
+}
+
+// Backward: as for single weights, but always four at a time, on rows that follow one another.
+template <class T, int N, bool First, bool In, bool Values, int Block>
+void backward_block_cell(const Cell& cell, const T* values, const T* dout, const T* in, T* din, T* dvalues,
+                         bool accumulate) {
+  using V = Vec<T>;
+  using R = typename V::R;
+  constexpr i64 stride = N * V::W;
+  const i32* outer = cell.outer;
+  const u16* inner = cell.inner;
+  for (const Run* run = cell.run; run != cell.run_end; ++run) {
+    const int length = run->length;
+    for (int s = 0; s < run->count; ++s) {
+      R x[N], g[N];
+      T* d = In ? din + outer[s] * stride : nullptr;
+      for (int j = 0; j < N; ++j) {
+        if (Values) x[j] = V::load(in + outer[s] * stride + j * V::W);
+        if (In) g[j] = First ? V::zero() : V::load(d + j * V::W);
+      }
+      for (int k = 0; k < length; ++k) {
+        const T* y = dout + inner[k] * (Block * stride);
+        SPS_KEEP_POINTER(y);
+        for (int part = 0; part < Block; part += 4) {
+          R dot[4];
+          for (int i = 0; i < 4; ++i) {
+            const R w = V::set1(In ? values[part + i] : T(0));
+            for (int j = 0; j < N; ++j) {
+              R t = V::load(y + (part + i) * stride + j * V::W);
+              if (In && Values) SPS_KEEP_VECTOR(t);
+              if (In) g[j] = V::fma(w, t, g[j]);
+              if (Values) dot[i] = j ? V::fma(t, x[j], dot[i]) : V::mul(t, x[j]);
+            }
+          }
+          if (Values) V::dots4(dvalues + part, dot[0], dot[1], dot[2], dot[3], accumulate);
+        }
+        values += Block;
+        if (Values) dvalues += Block;
+      }
+      if (In)
+        for (int j = 0; j < N; ++j) V::store(d + j * V::W, g[j]);
+      inner += length;
+    }
+    outer += run->count;
+  }
+}
+
+}  // namespace sparsight::SPS_ISA

@@ -1,0 +1,3 @@
+// The kernels for neon; CMakeLists.txt gives this file its own flags.
+#define SPS_ISA isa_neon
+#include "isa_tu.h"

@@ -1,0 +1,181 @@
+#include "plan.h"
+
+#include <algorithm>
+
+namespace sparsight {
+
+namespace {
+
+constexpr i64 kPanelBytes = 64 << 10;  // of a 48 KiB (or 32 KiB) first-level cache
+constexpr double kPanelWeights = 16;   // fewer in a segment, and its own loads and stores outweigh the misses
+constexpr i64 kMaxPanel = 1 << 16;     // inner indices are 16 bits
+constexpr int kSpare = 8;              // entries past the end that a prefetch may look at
+
+i64 round_up(i64 n, i64 to) { return (n + to - 1) / to * to; }
+
+i64 choose_panel(i64 inner, i64 outer, i64 weights, int rows, i64 wish) {
+  const i64 row_bytes = ops<float>().lanes * i64(sizeof(float)) * kTileVectors * rows;
+  i64 panel = wish;
+  if (panel <= 0) {
+    const double mean = double(weights) / std::max<i64>(1, outer * inner);
+    const double enough = mean > 0 ? kPanelWeights / (mean * rows) : double(inner);
+    panel = std::max<i64>(kPanelBytes / row_bytes, i64(std::min(enough, double(inner))));
+    // Panels of about the same size, none a small remainder.
+    const i64 count = std::max<i64>(1, (inner + panel / 2) / panel);
+    panel = (inner + count - 1) / count;
+  }
+  return std::max<i64>(1, std::min({panel, inner, kMaxPanel}));
+}
+
+// ptr, idx: the outer-major index. source: for each weight its CSR position, or null when idx is the CSR itself.
+Pass make_pass(i64 outer, i64 inner, const i32* ptr, const i32* idx, const i32* source, int block, i64 unit,
+               i64 wish) {
+  Pass p;
+  p.block = block;
+  p.outer_size = outer;
+  p.inner_size = inner;
+  const i64 weights = ptr[outer];
+  // Going back, an inner index is a whole block of outputs.
+  p.panel = choose_panel(std::max<i64>(1, inner), outer, weights, source ? block : 1, wish);
+  p.panels = std::max<i64>(1, (inner + p.panel - 1) / p.panel);
+  // Large chunks make long runs of equal segments, small ones spread over threads.
+  p.chunk = round_up(std::min<i64>(256, std::max<i64>(32, round_up(outer / 8, 16))), unit);
+  p.chunks = std::max<i64>(1, (outer + p.chunk - 1) / p.chunk);
+  const i64 np = p.panels;
+
+  // Where each outer index enters each panel.
+  std::vector<i32> enter(outer * (np + 1));
+  std::vector<i32> cell_weights(np * p.chunks + 1, 0);
+  for (i64 r = 0; r < outer; ++r) {
+    i32* e = enter.data() + r * (np + 1);
+    const i32 end = ptr[r + 1];
+    i32 k = ptr[r];
+    e[0] = k;
+    for (i64 q = 1; q <= np; ++q) {
+      if (q == np) {
+        k = end;
+      } else {
+        k = i32(std::lower_bound(idx + k, idx + end, i32(q * p.panel)) - idx);
+      }
+      e[q] = k;
+      cell_weights[(q - 1) * p.chunks + r / p.chunk] += k - e[q - 1];
+    }
+  }
+
+  p.largest_cell = *std::max_element(cell_weights.begin(), cell_weights.end());
+  p.marks.reserve(np * p.chunks + 1);
+  p.inner.resize(weights);
+  if (source) p.source.resize(weights);
+  std::vector<i32> count;
+  i32 weight = 0;
+  for (i64 q = 0; q < np; ++q) {
+    for (i64 c = 0; c < p.chunks; ++c) {
+      p.marks.push_back({i32(p.runs.size()), i32(p.outer.size()), weight});
+      const i64 r0 = c * p.chunk, r1 = std::min(outer, r0 + p.chunk);
+      i32 longest = 0;
+      for (i64 r = r0; r < r1; ++r) {
+        const i32* e = enter.data() + r * (np + 1) + q;
+        longest = std::max(longest, e[1] - e[0]);
+      }
+      count.assign(longest + 1, 0);
+      for (i64 r = r0; r < r1; ++r) {
+        const i32* e = enter.data() + r * (np + 1) + q;
+        ++count[e[1] - e[0]];
+      }
+      // The first panel also visits outer indices without a weight, because it is the one that writes zeros.
+      const i64 base = i64(p.outer.size());
+      i32 total = 0;
+      for (i32 length = q == 0 ? 0 : 1; length <= longest; ++length) {
+        const i32 n = count[length];
+        if (n) p.runs.push_back({length, n});
+        count[length] = total;
+        total += n;
+      }
+      p.outer.resize(base + total);
+      if (!source) p.start.resize(base + total);
+      for (i64 r = r0; r < r1; ++r) {
+        const i32* e = enter.data() + r * (np + 1) + q;
+        const i32 length = e[1] - e[0];
+        if (length == 0 && q > 0) continue;
+        const i64 at = base + count[length]++;
+        p.outer[at] = i32(r);
+        if (!source) p.start[at] = e[0];
+      }
+      for (i64 s = base; s < base + total; ++s) {
+        const i32* e = enter.data() + i64(p.outer[s]) * (np + 1) + q;
+        for (i32 k = e[0]; k < e[1]; ++k, ++weight) {
+          p.inner[weight] = u16(idx[k] - q * p.panel);
+          if (source) p.source[weight] = source[k];
+        }
+      }
+    }
+  }
+  p.marks.push_back({i32(p.runs.size()), i32(p.outer.size()), weight});
+  p.outer.resize(p.outer.size() + kSpare, 0);
+  if (!source) p.start.resize(p.start.size() + kSpare, 0);
+  p.runs.shrink_to_fit();
+  p.outer.shrink_to_fit();
+  p.start.shrink_to_fit();
+  return p;
+}
+
+template <class V>
+i64 size_of(const V& v) {
+  return i64(v.capacity() * sizeof(typename V::value_type));
+}
+
+}  // namespace
+
+std::vector<i64> Pass::share(int parts) const {
+  // A chunk weighs its weights plus what every outer index costs anyway (its transposition, its store).
+  std::vector<i64> upto(chunks + 1, 0);
+  for (i64 c = 0; c < chunks; ++c) {
+    i64 work = 4 * std::min(chunk, outer_size - c * chunk);
+    for (i64 q = 0; q < panels; ++q) work += marks[q * chunks + c + 1].weight - marks[q * chunks + c].weight;
+    upto[c + 1] = upto[c] + work;
+  }
+  std::vector<i64> bound(parts + 1, chunks);
+  bound[0] = 0;
+  for (int k = 1; k < parts; ++k) {
+    const i64 target = upto[chunks] * k / parts;
+    i64 c = std::lower_bound(upto.begin(), upto.end(), target) - upto.begin();
+    if (c > 0 && target - upto[c - 1] < upto[c] - target) --c;
+    bound[k] = std::max(c, bound[k - 1]);
+  }
+  return bound;
+}
+
+i64 Pass::bytes() const {
+  return size_of(marks) + size_of(runs) + size_of(outer) + size_of(start) + size_of(inner) + size_of(source);
+}
+
+Plan::Plan(i64 outputs_, i64 inputs_, const i32* crow, const i32* col, int block_, i64 unit, i64 panel)
+    : outputs(outputs_), inputs(inputs_), weights(crow[outputs_]), block(block_) {
+  forward = make_pass(outputs, inputs, crow, col, nullptr, block, 1, panel);
+  // The transposed index, by counting.
+  std::vector<i32> ptr(inputs + 2, 0), row(weights), source(weights);
+  for (i64 k = 0; k < weights; ++k) ++ptr[col[k] + 2];
+  for (i64 c = 0; c < inputs; ++c) ptr[c + 2] += ptr[c + 1];
+  for (i64 r = 0; r < outputs; ++r)
+    for (i32 k = crow[r]; k < crow[r + 1]; ++k) {
+      const i32 at = ptr[col[k] + 1]++;
+      row[at] = i32(r);
+      source[at] = k;
+    }
+  backward = make_pass(inputs, outputs, ptr.data(), row.data(), source.data(), block, unit, panel);
+}
+
+const char* check_csr(i64 outputs, i64 inputs, i64 weights, const i32* crow, const i32* col) {
+  if (crow[0] != 0) return "crow must begin with 0";
+  if (crow[outputs] != weights) return "crow must end with the number of weights";
+  for (i64 r = 0; r < outputs; ++r)
+    if (crow[r + 1] < crow[r] || crow[r + 1] > weights) return "crow must not decrease";
+  for (i64 r = 0; r < outputs; ++r)
+    for (i32 k = crow[r]; k < crow[r + 1]; ++k) {
+      if (col[k] < 0 || col[k] >= inputs) return "a column lies outside the layer's inputs";
+      if (k > crow[r] && col[k] <= col[k - 1]) return "columns must increase within each row";
+    }
+  return "";
+}
+
+}  // namespace sparsight

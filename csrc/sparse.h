@@ -1,0 +1,108 @@
+// The two kernels of unstructured sparsity, each over one cell of a plan and one tile of the batch.
+#pragma once
+
+#include "ops.h"
+#include "simd.h"
+
+namespace sparsight::SPS_ISA {
+
+// Forward. A weight costs N loads of activations, one broadcast and one index for N fused multiply-adds, so the
+// load ports are the limit; that is why the tile is four vectors wide and the panel fits the first-level cache.
+template <class T, int N, bool First>
+void gather_cell(const Cell& cell, const T* values, const T* in, T* out) {
+  using V = Vec<T>;
+  using R = typename V::R;
+  constexpr i64 stride = N * V::W;
+  const i32* outer = cell.outer;
+  const i32* start = cell.start;
+  const u16* inner = cell.inner;
+  for (const Run* run = cell.run; run != cell.run_end; ++run) {
+    const int length = run->length;
+    for (int s = 0; s < run->count; ++s) {
+      T* o = out + outer[s] * stride;
+      const T* v = values + start[s];
+      // Segments are ordered by length, so the next ones are far away: ask for them now.
+      prefetch(values + start[s + 4]);
+      for (int j = 0; j < N; ++j) prefetch(out + outer[s + 4] * stride + j * V::W);
+      R acc[N];
+      for (int j = 0; j < N; ++j) acc[j] = First ? V::zero() : V::load(o + j * V::W);
+      auto weight = [&](int k, R w) __attribute__((always_inline)) {
+        const T* x = in + inner[k] * stride;
+        SPS_KEEP_POINTER(x);
+        for (int j = 0; j < N; ++j) acc[j] = V::fma(w, V::load(x + j * V::W), acc[j]);
+      };
+      int k = 0;
+      for (; k + 4 <= length; k += 4) {
+        const typename V::Four four = V::load4(v + k);
+        weight(k, V::template lane<0>(four));
+        weight(k + 1, V::template lane<1>(four));
+        weight(k + 2, V::template lane<2>(four));
+        weight(k + 3, V::template lane<3>(four));
+      }
+      for (; k < length; ++k) weight(k, V::set1(v[k]));
+      for (int j = 0; j < N; ++j) V::store(o + j * V::W, acc[j]);
+      inner += length;
+    }
+    outer += run->count;
+    start += run->count;
+  }
+}
+
+// Backward, along the transposed index: outer is an input, inner an output. One load of dout feeds both the
+// input's gradient and the weight's, so arithmetic is the limit: 2N multiply-adds and a share of dots4 a weight.
+template <class T, int N, bool First, bool In, bool Values>
+void backward_cell(const Cell& cell, const T* values, const T* dout, const T* in, T* din, T* dvalues, bool accumulate) {
+  using V = Vec<T>;
+  using R = typename V::R;
+  constexpr i64 stride = N * V::W;
+  const i32* outer = cell.outer;
+  const u16* inner = cell.inner;
+  for (const Run* run = cell.run; run != cell.run_end; ++run) {
+    const int length = run->length;
+    for (int s = 0; s < run->count; ++s) {
+      R x[N], g[N];
+      T* d = In ? din + outer[s] * stride : nullptr;
+      for (int j = 0; j < N; ++j) {
+        if (Values) prefetch(in + outer[s + 4] * stride + j * V::W);
+        if (In) prefetch(din + outer[s + 4] * stride + j * V::W);
+      }
+      for (int j = 0; j < N; ++j) {
+        if (Values) x[j] = V::load(in + outer[s] * stride + j * V::W);
+        if (In) g[j] = First ? V::zero() : V::load(d + j * V::W);
+      }
+      auto weight = [&](int k) __attribute__((always_inline)) {
+        const T* y = dout + inner[k] * stride;
+        SPS_KEEP_POINTER(y);
+        R dot = V::zero();
+        const R w = V::set1(In ? values[k] : T(0));
+        for (int j = 0; j < N; ++j) {
+          R t = V::load(y + j * V::W);
+          if (In && Values) SPS_KEEP_VECTOR(t);
+          if (In) g[j] = V::fma(w, t, g[j]);
+          if (Values) dot = j ? V::fma(t, x[j], dot) : V::mul(t, x[j]);
+        }
+        return dot;
+      };
+      int k = 0;
+      for (; k + 4 <= length; k += 4) {
+        const R a = weight(k), b = weight(k + 1), c = weight(k + 2), e = weight(k + 3);
+        if (Values) V::dots4(dvalues + k, a, b, c, e, accumulate);
+      }
+      if (k < length) {
+        const int rest = length - k;
+        R r[3] = {weight(k), V::zero(), V::zero()};
+        if (rest > 1) r[1] = weight(k + 1);
+        if (rest > 2) r[2] = weight(k + 2);
+        if (Values) V::dots3(dvalues + k, rest, r[0], r[1], r[2], accumulate);
+      }
+      if (In)
+        for (int j = 0; j < N; ++j) V::store(d + j * V::W, g[j]);
+      inner += length;
+      values += length;
+      if (Values) dvalues += length;
+    }
+    outer += run->count;
+  }
+}
+
+}  // namespace sparsight::SPS_ISA

@@ -1,0 +1,1 @@
+"""Speed and memory, measured as ratios to dense torch in one process. `sparsight bench` runs it all."""
