@@ -43,6 +43,12 @@ def isa_available(name: str) -> bool:
     return _native is not None and bool(_native.isa_available(name))
 
 
+def isa_force(name: str) -> None:
+    """Run the kernels of another instruction set, for tests (SPARSIGHT_ISA does the same at start)."""
+    if not isa_available(name) or not _native.isa_force(name):
+        raise ValueError(f"the instruction set {name!r} is not available; running {isa()}")
+
+
 class Plan:
     """What the kernels want to know about a topology; make a new one after each rewiring.
 
