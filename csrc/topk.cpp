@@ -5,55 +5,65 @@
 
 namespace sparsight {
 
-TopK::TopK(i64 k, i64 rows, i64 cols, const i32* crow, const i32* col, u64 seed)
-    : k_(k), rows_(rows), cols_(cols), seed_(seed), crow_(crow, crow + rows + 1), col_(col, col + crow[rows]) {}
+namespace {
+
+constexpr i64 kStep = 16;
+constexpr i64 kLine = 64 * kStep;
+
+// The floor may have come from a piece of another type: round it down, never up.
+template <class T>
+T at_most(double bound) {
+  const T rounded = T(bound);
+  return double(rounded) > bound ? std::nextafter(rounded, -std::numeric_limits<T>::infinity()) : rounded;
+}
+
+}  // namespace
 
 // Keeps the best k and raises the floor to the worst of them.
 void TopK::trim() {
   if (i64(found_.size()) <= k_) return;
-  std::nth_element(found_.begin(), found_.begin() + k_ - 1, found_.end());
+  std::nth_element(found_.begin(), found_.begin() + k_ - 1, found_.end(), before());
   found_.resize(k_);
   floor_ = found_[k_ - 1].score;
 }
 
 template <class T>
-void TopK::update(const T* scores, i64 first_row, i64 count) {
+void TopK::update(const T* scores, i64 first, i64 count) {
   if (k_ <= 0) return;
   // Trimming when twice k have come makes its cost linear in what was admitted.
   const std::size_t full = std::size_t(std::max<i64>(2 * k_, 1024));
-  for (i64 i = 0; i < count; ++i) {
-    const i64 row = first_row + i;
-    const T* s = scores + i * cols_;
-    i32 kept = crow_[row];
-    const i32 kept_end = crow_[row + 1];
-    i64 c = 0;
-    while (c < cols_) {
-      const i64 stop = kept < kept_end ? col_[kept] : cols_;
-      for (; c < stop; ++c) {
-        const double score = std::fabs(double(s[c]));
-        if (!(score >= floor_)) continue;
-        const i64 position = row * cols_ + c;
-        found_.push_back({score, position_hash(u64(position), seed_), position});
+  const T nothing = std::numeric_limits<T>::quiet_NaN();
+  found_.reserve(full);
+  T line[kLine];
+  auto kept = std::lower_bound(kept_.begin(), kept_.end(), first);
+  for (i64 at = 0; at < count; at += kLine) {
+    const i64 size = std::min(kLine, count - at);
+    std::copy_n(scores + at, size, line);
+    std::fill(line + size, line + kLine, nothing);
+    for (; kept != kept_.end() && *kept < first + at + size; ++kept) line[*kept - first - at] = nothing;
+    // Soon nearly every step lies below the floor as a whole, which is seen without a branch for each score.
+    for (i64 c0 = 0; c0 < size; c0 += kStep) {
+      const T floor = at_most<T>(floor_);
+      int any = 0;
+      for (i64 c = c0; c < c0 + kStep; ++c) any |= line[c] >= floor;
+      if (!any) continue;
+      for (i64 c = c0; c < c0 + kStep; ++c) {
+        if (!(double(line[c]) >= floor_)) continue;
+        found_.push_back({double(line[c]), first + at + c});
         if (found_.size() >= full) trim();
       }
-      ++c;  // over the kept one
-      ++kept;
     }
   }
 }
 
 i64 TopK::finish() {
   trim();
-  if (k_ <= 0) found_.clear();
-  std::sort(found_.begin(), found_.end());
+  std::sort(found_.begin(), found_.end(), before());
   return i64(found_.size());
 }
 
-void TopK::copy(std::int64_t* positions, double* scores) const {
-  for (std::size_t i = 0; i < found_.size(); ++i) {
-    positions[i] = found_[i].position;
-    scores[i] = found_[i].score;
-  }
+void TopK::copy(i64* positions) const {
+  for (std::size_t i = 0; i < found_.size(); ++i) positions[i] = found_[i].position;
 }
 
 template void TopK::update<float>(const float*, i64, i64);

@@ -1,10 +1,11 @@
-// The k largest |scores| outside a kept set, from blocks of rows of a matrix that is never held whole.
+// The k best scores outside a kept set, from pieces of a vector that is never held whole.
 //
 // The order is total: score descending, then a hash of the position ascending. So the answer is that of one sort
-// over the whole matrix, whatever the blocks and their order.
+// over the whole vector, however it was cut.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "ops.h"
@@ -23,34 +24,36 @@ inline u64 position_hash(u64 position, u64 seed) {
 
 class TopK {
  public:
-  // crow, col: the kept set, validated CSR over (rows, cols); copied.
-  TopK(i64 k, i64 rows, i64 cols, const i32* crow, const i32* col, u64 seed);
+  // kept: positions that must not be chosen, sorted; copied.
+  TopK(i64 k, const i64* kept, i64 kept_count, u64 seed) : k_(k), seed_(seed), kept_(kept, kept + kept_count) {}
 
-  // scores: `count` rows of the matrix from first_row on. A NaN never enters.
+  // scores of the positions first, first + 1, … A NaN never enters.
   template <class T>
-  void update(const T* scores, i64 first_row, i64 count);
+  void update(const T* scores, i64 first, i64 count);
 
-  // Sorts and trims; then positions and scores can be read. More updates may follow.
+  // How many were found, at most k; then they can be read, best first. More updates may follow.
   i64 finish();
-  void copy(std::int64_t* positions, double* scores) const;
-
-  i64 rows() const { return rows_; }
-  i64 cols() const { return cols_; }
+  void copy(i64* positions) const;
 
  private:
   struct Entry {
     double score;
-    u64 hash;
     i64 position;
-    bool operator<(const Entry& o) const { return score != o.score ? score > o.score : hash < o.hash; }
   };
+  // The hash is worked out only where scores tie, which keeps entries small and comparisons short.
+  auto before() const {
+    return [seed = seed_](const Entry& a, const Entry& b) {
+      if (a.score != b.score) return a.score > b.score;
+      return position_hash(u64(a.position), seed) < position_hash(u64(b.position), seed);
+    };
+  }
   void trim();
 
-  i64 k_, rows_, cols_;
+  i64 k_;
   u64 seed_;
-  std::vector<i32> crow_, col_;
+  std::vector<i64> kept_;
   std::vector<Entry> found_;
-  double floor_ = 0;  // a score below it cannot be among the k; 0 admits all
+  double floor_ = -std::numeric_limits<double>::infinity();  // what is below it cannot be among the k
 };
 
 }  // namespace sparsight

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import sparsight as sp
 from sparsight.dst import chance
-from sparsight.dst.rewire import Fill, Quota, best, best_of_blocks, rewire
+from sparsight.dst.rewire import Fill, Quota, best, best_of_blocks, best_of_blocks_in_torch, rewire
 from sparsight.dst.structures import NM, Block, ConstantFanIn, Unstructured
 
 
@@ -72,8 +72,9 @@ def test_a_streamed_score_gives_the_same_choice_for_any_block(view, block, fract
     kept = view.topology.positions()
     places, scores = torch.arange(size), view.dense_grad.abs()
     whole = best_of_blocks(kept, iter([(places, scores)]), count, view.seed)
-    pieces = zip(places.split(block), scores.split(block), strict=True)
-    assert best_of_blocks(kept, iter(list(pieces)), count, view.seed).tolist() == whole.tolist()
+    pieces = list(zip(places.split(block), scores.split(block), strict=True))
+    for search in (best_of_blocks, best_of_blocks_in_torch):
+        assert search(kept, iter(pieces), count, view.seed).tolist() == whole.tolist()
     assert whole.numel() == count
     assert not set(whole.tolist()) & set(kept.tolist())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from sparsight.dst import chance
 from sparsight.dst.view import LayerView
+from sparsight.kernels import native
 from sparsight.topology import Topology
 
 ScoreBlocks = Iterator[tuple[Tensor, Tensor]]
@@ -95,7 +97,24 @@ def best(scores: Tensor, count: int, positions: Tensor, seed: int) -> Tensor:
 
 def best_of_blocks(kept: Tensor, blocks: ScoreBlocks, count: int, seed: int) -> Tensor:
     """The `count` best positions outside `kept` (sorted), from scores that arrive block by block."""
-    found, scores = kept.new_empty(0), None
+    first = next(blocks, None)
+    if first is None or count <= 0:
+        return kept[:0]
+    blocks = chain([first], blocks)
+    scores = first[1]
+    if native.available() and scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
+        finder = native.TopK(count, kept, seed)
+        for positions, block in blocks:
+            finder.update(block.contiguous(), int(positions[0]))
+        return finder.positions().sort().values
+    return best_of_blocks_in_torch(kept, blocks, count, seed)
+
+
+def best_of_blocks_in_torch(kept: Tensor, blocks: ScoreBlocks, count: int, seed: int) -> Tensor:
+    """The slow twin of the native search, for any device and type."""
+    if count <= 0:
+        return kept[:0]
+    found, scores = kept[:0], None
     floor: Tensor | None = None
     for positions, block in blocks:
         first = int(positions[0])
@@ -109,7 +128,7 @@ def best_of_blocks(kept: Tensor, blocks: ScoreBlocks, count: int, seed: int) -> 
         if scores.numel() > count:
             chosen = best(scores, count, found, seed)
             found, scores = found[chosen], scores[chosen]
-            floor = scores.min() if count else None
+            floor = scores.min()
     return found
 
 

@@ -162,35 +162,29 @@ def conv2d_backward(
 
 
 class TopK:
-    """The k positions with the best scores outside a kept set, fed block of rows by block of rows.
+    """The k positions with the best scores outside a kept set, from a vector that comes in pieces.
 
     Equal scores are ordered by the hash of their position, smallest first, so the answer does not depend on
-    how the rows were cut into blocks.
+    how the vector was cut. `kept` is sorted.
     """
 
-    __slots__ = ("native", "shape")
+    __slots__ = ("native",)
 
-    def __init__(self, k: int, shape: Pair, crow: Tensor, col: Tensor, seed: int) -> None:
-        _check_index(crow, col, shape[0])
-        self.shape = shape
-        seed &= (1 << 64) - 1
-        self.native = _native.TopK(k, *shape, col.numel(), crow.data_ptr(), col.data_ptr(), seed)
+    def __init__(self, k: int, kept: Tensor, seed: int) -> None:
+        if kept.dtype != torch.int64 or not kept.is_contiguous() or kept.device.type != "cpu":
+            raise ValueError(f"kept must be contiguous int64 on the CPU, got {kept.dtype} on {kept.device}")
+        self.native = _native.TopK(k, kept.data_ptr(), kept.numel(), seed & ((1 << 64) - 1))
 
-    def update(self, block: Tensor, first_row: int) -> None:
-        """Take the scores [rows, inputs] of the rows that begin at `first_row`."""
-        rows = block.shape[0]
-        _check("scores", block, (rows, self.shape[1]), block)
-        if first_row < 0 or first_row + rows > self.shape[0]:
-            raise ValueError(f"rows {first_row} to {first_row + rows} lie outside {self.shape[0]} rows")
-        update = self.native.update_f32 if block.dtype == torch.float32 else self.native.update_f64
-        update(block.data_ptr(), first_row, rows)
+    def update(self, scores: Tensor, first: int) -> None:
+        """Take the scores of the positions first, first + 1, …"""
+        _check("scores", scores, (scores.numel(),), scores)
+        update = self.native.update_f32 if scores.dtype == torch.float32 else self.native.update_f64
+        update(scores.data_ptr(), first, scores.numel())
 
     def positions(self) -> Tensor:
         """The best positions, best first."""
-        found = self.native.finish()
-        positions = torch.empty(found, dtype=torch.int64)
-        scores = torch.empty(found, dtype=torch.float64)
-        self.native.copy(positions.data_ptr(), scores.data_ptr())
+        positions = torch.empty(self.native.finish(), dtype=torch.int64)
+        self.native.copy(positions.data_ptr())
         return positions
 
 
