@@ -10,6 +10,7 @@
 #include <string>
 
 #include "conv.h"
+#include "index.h"
 #include "linear.h"
 #include "topk.h"
 
@@ -97,6 +98,24 @@ NB_MODULE(_native, m) {
       .def("update_f64", [](TopK& t, Address s, i64 first, i64 n) { t.update(at<double>(s), first, n); }, Free())
       .def("finish", &TopK::finish, Free())
       .def("copy", [](const TopK& t, Address positions) { t.copy(at<i64>(positions)); });
+
+  const auto best_of = [](auto type, Address scores, Address positions, i64 n, i64 count, u64 seed, Address mask) {
+    using T = decltype(type);
+    best<T>(at<T>(scores), at<i64>(positions), n, count, seed, at<std::uint8_t>(mask));
+  };
+  m.def("best_f32", [=](Address s, Address p, i64 n, i64 k, u64 seed, Address m) { best_of(float(), s, p, n, k, seed, m); },
+        Free());
+  m.def("best_f64", [=](Address s, Address p, i64 n, i64 k, u64 seed, Address m) { best_of(double(), s, p, n, k, seed, m); },
+        Free());
+  m.def("merge", [](Address a, i64 n, Address b, i64 k, Address out) { merge(at<i64>(a), n, at<i64>(b), k, at<i64>(out)); },
+        Free());
+  m.def("csr_of", [](Address p, i64 n, i64 rows, i64 fan_in, Address crow, Address col) {
+    csr_of(at<i64>(p), n, rows, fan_in, at<i32>(crow), at<i32>(col));
+  }, Free());
+  m.def("indices_in", [](Address before, i64 n, Address after, i64 k, Address out) {
+    indices_in(at<i64>(before), n, at<i64>(after), k, at<i64>(out));
+  }, Free());
+  m.def("set_bits", [](Address p, i64 n, Address bits) { set_bits(at<i64>(p), n, at<std::uint8_t>(bits)); }, Free());
 
   m.def("forward_f32", &forward<float>, Free());
   m.def("forward_f64", &forward<double>, Free());

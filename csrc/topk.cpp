@@ -58,7 +58,7 @@ void TopK::update(const T* scores, i64 first, i64 count) {
 
 i64 TopK::finish() {
   trim();
-  std::sort(found_.begin(), found_.end(), before());
+  std::sort(found_.begin(), found_.end(), [](const Entry& a, const Entry& b) { return a.position < b.position; });
   return i64(found_.size());
 }
 

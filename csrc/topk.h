@@ -31,7 +31,7 @@ class TopK {
   template <class T>
   void update(const T* scores, i64 first, i64 count);
 
-  // How many were found, at most k; then they can be read, best first. More updates may follow.
+  // How many were found, at most k; then they can be read, sorted by position. More updates may follow.
   i64 finish();
   void copy(i64* positions) const;
 

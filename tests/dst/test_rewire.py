@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsight as sp
-from sparsight.dst import chance
-from sparsight.dst.rewire import Fill, Quota, best, best_of_blocks, best_of_blocks_in_torch, rewire
+from sparsight import chance
+from sparsight.dst.rewire import Fill, Quota, rewire
 from sparsight.dst.structures import NM, Block, ConstantFanIn, Unstructured
+from sparsight.kernels.index import best, best_of_blocks, best_of_blocks_in_torch
 
 
 @st.composite

@@ -93,7 +93,7 @@ def _bytes(run: _Run) -> int:
         total += sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
     if run.sparse is not None:
         for layer in run.sparse.layers.values():
-            total += layer.explored.bits.nbytes
+            total += layer.explored.bits.numel()
             if isinstance(layer.weight, CompressedWeight):
                 total += layer.weight.index_bytes()
     return total

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsight.dst import chance
+from sparsight import chance
 from sparsight.dst.view import LayerView
 
 Score = Callable[[LayerView], Tensor]

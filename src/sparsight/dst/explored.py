@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsight.kernels.index import set_bits
 from sparsight.topology import Topology
 
 
@@ -13,25 +14,15 @@ class Explored:
     """The union of all topologies a layer has had."""
 
     def __init__(self, topology: Topology) -> None:
-        self.size = topology.size
-        self.bits = np.zeros((self.size + 7) // 8, dtype=np.uint8)
+        self.bits = torch.zeros((topology.size + 7) // 8, dtype=torch.uint8)
         self.add(topology)
 
     def add(self, topology: Topology) -> None:
-        positions = topology.positions().cpu().numpy()
-        if positions.size == 0:
-            return
-        byte = positions >> 3
-        bit = np.left_shift(np.uint8(1), (positions & 7).astype(np.uint8))
-        starts = np.flatnonzero(np.diff(byte, prepend=-1))
-        self.bits[byte[starts]] |= np.bitwise_or.reduceat(bit, starts)
+        set_bits(topology.positions().cpu(), self.bits)
 
     @property
     def count(self) -> int:
-        return int(np.bitwise_count(self.bits).sum())
-
-    def tensor(self) -> Tensor:
-        return torch.from_numpy(self.bits.copy())
+        return int(np.bitwise_count(self.bits.numpy()).sum())
 
     def load(self, bits: Tensor) -> None:
-        self.bits = bits.cpu().numpy().copy()
+        self.bits = bits.cpu().clone()

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsight.dst import chance
+from sparsight import chance
 from sparsight.dst.distributions import Distribution, total_budget
 from sparsight.dst.method import Method
-from sparsight.dst.rewire import Fill, Structure, best
+from sparsight.dst.rewire import Fill, Structure
+from sparsight.kernels.index import best, topology_of
 from sparsight.topology import Topology
 
 
@@ -83,4 +84,4 @@ def _topology(
     if bad := int(score.isnan().sum()):
         raise ValueError(f"layer '{name}': {bad} of {score.numel()} initial scores are NaN")
     filled = structure.fill(None, places[:0], iter([(places, score)]), Fill(shape, count, seed))
-    return Topology.from_positions(shape, filled)
+    return topology_of(shape, filled)

@@ -13,10 +13,11 @@ from torch import Tensor
 from sparsight.dst import criteria
 from sparsight.dst.criteria import Score
 from sparsight.dst.distributions import apportion
-from sparsight.dst.rewire import Quota, Structure, best
+from sparsight.dst.rewire import Quota, Structure
 from sparsight.dst.schedules import Schedule, constant, never
 from sparsight.dst.structures import Unstructured
 from sparsight.dst.view import LayerView
+from sparsight.kernels.index import best
 
 Share = Callable[[Mapping[str, LayerView], Mapping[str, int], float, Score], dict[str, Quota]]
 """(views, scheduled totals, drop fraction, drop score) -> how much each layer keeps and grows."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsight.dst import chance, state
+from sparsight import chance
+from sparsight.dst import state
 from sparsight.dst.flops import Flops, count_flops
 from sparsight.dst.layer import Layer
 from sparsight.dst.method import Method

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sparsight.dst import chance
+from sparsight import chance
 from sparsight.dst.distributions import Distribution, by_name, erk
 from sparsight.dst.explored import Explored
 from sparsight.dst.find import Target, find_targets

@@ -24,7 +24,7 @@ def _pack_layer(layer: Layer) -> dict[str, Tensor]:
         "crow": weight.topology.crow.clone(),
         "col": weight.topology.col.clone(),
         "target": torch.tensor(layer.target),
-        "explored": layer.explored.tensor(),
+        "explored": layer.explored.bits.clone(),
     }
     if weight.reserve is not None and weight.backward is not None:
         packed["reserve"] = weight.reserve.clone()

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsight.dst.chance import hashes
-from sparsight.dst.rewire import Fill, ScoreBlocks, best, best_of_blocks
+from sparsight.chance import hashes
+from sparsight.dst.rewire import Fill
+from sparsight.kernels.index import ScoreBlocks, best, best_of_blocks, merged
 from sparsight.topology import Topology, matrix_shape
 
 
@@ -54,7 +55,7 @@ class Unstructured:
 
     def fill(self, before: Topology | None, kept: Tensor, blocks: ScoreBlocks, plan: Fill) -> Tensor:
         grown = best_of_blocks(kept, blocks, plan.total - kept.numel(), plan.seed)
-        return torch.cat([kept, grown]).sort().values
+        return merged(kept, grown)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Tensors cross as addresses (a tenth of the cost of a buffer object), so everythi
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch  # before the extension, which then shares torch's OpenMP runtime
@@ -19,6 +20,7 @@ else:
     _WHY = ""
 
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
+_MASK64 = (1 << 64) - 1
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 Pair = tuple[int, int]
 
@@ -173,7 +175,7 @@ class TopK:
     def __init__(self, k: int, kept: Tensor, seed: int) -> None:
         if kept.dtype != torch.int64 or not kept.is_contiguous() or kept.device.type != "cpu":
             raise ValueError(f"kept must be contiguous int64 on the CPU, got {kept.dtype} on {kept.device}")
-        self.native = _native.TopK(k, kept.data_ptr(), kept.numel(), seed & ((1 << 64) - 1))
+        self.native = _native.TopK(k, kept.data_ptr(), kept.numel(), seed & _MASK64)
 
     def update(self, scores: Tensor, first: int) -> None:
         """Take the scores of the positions first, first + 1, …"""
@@ -182,10 +184,51 @@ class TopK:
         update(scores.data_ptr(), first, scores.numel())
 
     def positions(self) -> Tensor:
-        """The best positions, best first."""
+        """The best positions, sorted."""
         positions = torch.empty(self.native.finish(), dtype=torch.int64)
         self.native.copy(positions.data_ptr())
         return positions
+
+
+def best(scores: Tensor, count: int, positions: Tensor, seed: int) -> Tensor:
+    """A mask of the `count` best scores, ties by the hash of their position."""
+    _check("scores", scores, (positions.numel(),), scores)
+    mask = torch.empty(scores.numel(), dtype=torch.bool)
+    find = _kernel("best", scores.dtype)
+    find(_at(scores), _at(positions), scores.numel(), count, seed & _MASK64, _at(mask))
+    return mask
+
+
+def merge(one: Tensor, other: Tensor) -> Tensor:
+    """Two sorted vectors of int64 as one."""
+    out = one.new_empty(one.numel() + other.numel())
+    _native.merge(_at(one), one.numel(), _at(other), other.numel(), _at(out))
+    return out
+
+
+def csr_of(shape: tuple[int, ...], positions: Tensor) -> tuple[Tensor, Tensor]:
+    """crow and col of sorted positions in a weight of this shape."""
+    rows, fan_in = shape[0], math.prod(shape[1:])
+    if positions.numel() and not 0 <= int(positions[0]) <= int(positions[-1]) < rows * fan_in:
+        raise ValueError(f"positions must lie in [0, {rows * fan_in}) for a weight of shape {shape}")
+    crow = torch.empty(rows + 1, dtype=torch.int32)
+    col = torch.empty(positions.numel(), dtype=torch.int32)
+    _native.csr_of(_at(positions), positions.numel(), rows, fan_in, _at(crow), _at(col))
+    return crow, col
+
+
+def indices_in(before: Tensor, after: Tensor) -> Tensor:
+    """For each of `after` its index in `before`, or −1; both sorted int64."""
+    out = torch.empty_like(after)
+    _native.indices_in(_at(before), before.numel(), _at(after), after.numel(), _at(out))
+    return out
+
+
+def set_bits(positions: Tensor, bits: Tensor) -> None:
+    """Set the bit of each position in a vector of bytes."""
+    if positions.numel() and int(positions[-1]) >= 8 * bits.numel():
+        raise ValueError(f"position {int(positions[-1])} lies outside {8 * bits.numel()} bits")
+    _native.set_bits(_at(positions), positions.numel(), _at(bits))
 
 
 def _at(tensor: Tensor | None) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsight.kernels.index import indices_in
 from sparsight.kernels.taps import Tap
 from sparsight.nn.accumulation import Accumulation, Reduce, scale_of
 from sparsight.nn.layer import SparseLayer, resize
@@ -119,7 +120,7 @@ class CompressedWeight:
     def assign(self, topology: Topology) -> None:
         """Take another topology; weights that both have keep their values."""
         if not topology.same_as(self.topology):
-            self.rewire(topology, topology.indices_in(self.topology), None, ())
+            self.rewire(topology, indices_in(self.topology.positions(), topology.positions()), None, ())
 
     @torch.no_grad()
     def rewire(self, after: Topology, source: Tensor, grown: Tensor | None, slots: Iterable[Tensor]) -> None:

@@ -1,0 +1,65 @@
+#include "index.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace sparsight {
+
+template <class T>
+void best(const T* scores, const i64* positions, i64 n, i64 count, u64 seed, std::uint8_t* mask) {
+  std::fill_n(mask, n, std::uint8_t(count >= n));
+  if (count <= 0 || count >= n) return;
+  std::vector<i64> order(n);
+  for (i64 i = 0; i < n; ++i) order[i] = i;
+  // Partition by score alone, which is quick, and settle ties at the boundary by their hash.
+  const auto higher = [scores](i64 a, i64 b) { return scores[a] > scores[b]; };
+  std::nth_element(order.begin(), order.begin() + count - 1, order.end(), higher);
+  const T threshold = scores[order[count - 1]];
+  std::vector<i64> tied;
+  i64 above = 0;
+  for (i64 i = 0; i < n; ++i) {
+    if (scores[i] > threshold) {
+      mask[i] = 1;
+      ++above;
+    } else if (scores[i] == threshold) {
+      tied.push_back(i);
+    }
+  }
+  const i64 wanted = count - above;
+  const auto first = [positions, seed](i64 a, i64 b) {
+    return position_hash(u64(positions[a]), seed) < position_hash(u64(positions[b]), seed);
+  };
+  if (wanted < i64(tied.size())) std::nth_element(tied.begin(), tied.begin() + wanted - 1, tied.end(), first);
+  for (i64 i = 0; i < wanted; ++i) mask[tied[i]] = 1;
+}
+
+template void best<float>(const float*, const i64*, i64, i64, u64, std::uint8_t*);
+template void best<double>(const double*, const i64*, i64, i64, u64, std::uint8_t*);
+
+void merge(const i64* a, i64 a_count, const i64* b, i64 b_count, i64* out) {
+  std::merge(a, a + a_count, b, b + b_count, out);
+}
+
+void csr_of(const i64* positions, i64 n, i64 rows, i64 fan_in, i32* crow, i32* col) {
+  i64 i = 0;
+  for (i64 row = 0; row < rows; ++row) {
+    crow[row] = i32(i);
+    const i64 begin = row * fan_in, end = begin + fan_in;
+    for (; i < n && positions[i] < end; ++i) col[i] = i32(positions[i] - begin);
+  }
+  crow[rows] = i32(i);
+}
+
+void indices_in(const i64* before, i64 before_count, const i64* after, i64 after_count, i64* out) {
+  i64 b = 0;
+  for (i64 i = 0; i < after_count; ++i) {
+    while (b < before_count && before[b] < after[i]) ++b;
+    out[i] = b < before_count && before[b] == after[i] ? b : -1;
+  }
+}
+
+void set_bits(const i64* positions, i64 n, std::uint8_t* bits) {
+  for (i64 i = 0; i < n; ++i) bits[positions[i] >> 3] |= std::uint8_t(1u << (positions[i] & 7));
+}
+
+}  // namespace sparsight

@@ -1,0 +1,26 @@
+// What a rewiring does to sorted positions, in one pass each.
+#pragma once
+
+#include <cstdint>
+
+#include "topk.h"
+
+namespace sparsight {
+
+// mask[i] = 1 for the `count` best of n: score descending, then hash of the position ascending.
+template <class T>
+void best(const T* scores, const i64* positions, i64 n, i64 count, u64 seed, std::uint8_t* mask);
+
+// Two sorted vectors without a common element into one.
+void merge(const i64* a, i64 a_count, const i64* b, i64 b_count, i64* out);
+
+// CSR of sorted positions (row * fan_in + column).
+void csr_of(const i64* positions, i64 n, i64 rows, i64 fan_in, i32* crow, i32* col);
+
+// For each of `after`, its index in `before` or -1; both sorted.
+void indices_in(const i64* before, i64 before_count, const i64* after, i64 after_count, i64* out);
+
+// Sets one bit for each position.
+void set_bits(const i64* positions, i64 n, std::uint8_t* bits);
+
+}  // namespace sparsight

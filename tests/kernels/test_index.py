@@ -1,0 +1,52 @@
+"""The passes of a rewiring: C++ against plain torch."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsight import Topology
+from sparsight.kernels import index, native
+
+
+@st.composite
+def positions(draw, size=200):
+    return torch.tensor(sorted(draw(st.sets(st.integers(0, size - 1), max_size=60))), dtype=torch.int64)
+
+
+@given(positions(), st.integers(1, 4), st.integers(0, 70), st.integers(0, 2**64 - 1),
+       st.sampled_from([torch.float32, torch.float64]))  # fmt: skip
+def test_best(places, levels, count, seed, dtype):
+    scores = torch.randint(-levels, levels, places.shape).to(dtype)
+    assert native.available()
+    fast = index.best(scores, count, places, seed)
+    assert torch.equal(fast, index.best_in_torch(scores, count, places, seed))
+    assert int(fast.sum()) == min(count, places.numel())
+
+
+@given(positions(), positions())
+def test_indices_in(before, after):
+    assert torch.equal(index.indices_in(before, after), index.indices_in_torch(before, after))
+
+
+@given(positions(), positions())
+def test_merged(one, other):
+    other = torch.tensor(sorted(set(other.tolist()) - set(one.tolist())), dtype=torch.int64)
+    assert index.merged(one, other).tolist() == sorted(one.tolist() + other.tolist())
+
+
+@given(positions(), st.sampled_from([(20, 10), (1, 200), (200, 1), (5, 4, 5, 2)]))
+def test_topology_of(places, shape):
+    fast, slow = index.topology_of(shape, places), Topology.from_positions(shape, places)
+    assert fast.same_as(slow)
+    assert fast.crow.dtype == slow.crow.dtype
+    Topology(fast.shape, fast.crow, fast.col)  # and it would pass the checks that it was spared
+
+
+@given(positions(), positions())
+def test_set_bits(one, other):
+    fast, slow = torch.zeros(25, dtype=torch.uint8), torch.zeros(25, dtype=torch.uint8)
+    for places in (one, other):
+        index.set_bits(places, fast)
+        index.set_bits_in_torch(places, slow)
+    assert torch.equal(fast, slow)
+    assert sum(int(byte).bit_count() for byte in fast) == len(set(one.tolist()) | set(other.tolist()))
