@@ -19,7 +19,7 @@ from sparsight.topology import Topology
 
 DENSEST = 0.35
 """Above this density a compressed layer gains nothing over a dense one (docs/performance.md)."""
-SMALLEST = 4096
+SMALLEST = 16384
 """Below this many positions the call costs more than the arithmetic."""
 
 
