@@ -1,5 +1,6 @@
 """The public surface, what importing it costs, and the command line as a person types it."""
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -18,7 +19,8 @@ def test_every_public_name_resolves_and_is_listed():
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # the suite runs several at once
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=env)
 
 
 def test_the_core_imports_torch_and_numpy_alone():
