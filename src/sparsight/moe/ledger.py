@@ -1,0 +1,218 @@
+"""The ledger of a layer: losses that wait to be collected, loads that wait for the step, and what is
+remembered.
+
+Everything that outlives a forward pass is here, as buffers, and moves after the optimizer's step only. So a
+forward pass that is recomputed sees what the first one saw, and counts nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.module_tracker import ModuleTracker
+
+from sparsight.moe.balancers import Balancer, _world_sum
+from sparsight.moe.dense import DefaultMoE, Reinforce
+from sparsight.moe.estimators import Estimator
+from sparsight.moe.routing import Routing
+
+_PATIENCE = 200
+
+
+def recomputing() -> bool:
+    """Whether a backward pass is under way: a forward pass inside it repeats one that has been counted."""
+    return bool(ModuleTracker().is_bw)
+
+
+class _Memory(nn.Module):
+    """A dict of tensors as buffers."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+
+
+class Ledger(nn.Module):
+    """What one layer remembers."""
+
+    load: Tensor
+    tokens: Tensor
+    step: Tensor
+    defaults: Tensor
+    output_sum: Tensor
+    output_count: Tensor
+    baseline: Tensor
+    loss_sum: Tensor
+    loss_count: Tensor
+
+    def __init__(self, dim: int, experts: int, balancers: Sequence[Balancer], estimator: Estimator) -> None:
+        super().__init__()
+        self.balancers = tuple(balancers)
+        self.estimator = estimator
+        self.memory = nn.ModuleList(_Memory(b.state(experts)) for b in balancers)
+        self.register_buffer("load", torch.zeros(experts, dtype=torch.int64))
+        self.register_buffer("tokens", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        if isinstance(estimator, DefaultMoE):
+            self.register_buffer("defaults", torch.zeros(experts, dim))
+            self.register_buffer("output_sum", torch.zeros(experts, dim))
+            self.register_buffer("output_count", torch.zeros(experts, dtype=torch.int64))
+        if isinstance(estimator, Reinforce):
+            self.register_buffer("baseline", torch.full((), torch.nan))
+            self.register_buffer("loss_sum", torch.zeros(()))
+            self.register_buffer("loss_count", torch.zeros((), dtype=torch.int64))
+        self._forget()
+        self._since_step = 0
+        self._warned = False
+
+    def _forget(self) -> None:
+        self.losses: list[Tensor] = []
+        self.live: list[Routing] = []
+        self._collected = False
+
+    # -- in the forward pass ---------------------------------------------------------------------
+
+    def bias(self) -> Tensor | None:
+        """What is added to the scores when experts are selected."""
+        biases = [b for memory in self.memory if (b := memory._buffers.get("bias")) is not None]
+        return None if not biases else torch.stack(biases).sum(0)
+
+    def record(self, routing: Routing, where: str) -> None:
+        """Count a forward pass in training and compute its losses."""
+        self.load += routing.load()
+        self.tokens += routing.tokens
+        self._since_step += 1
+        if self._collected:
+            self._forget()
+        if torch.is_grad_enabled() or not self.losses:
+            losses = self._losses(routing)
+            if losses:
+                self.losses.append(torch.stack(losses).sum())
+            if isinstance(self.estimator, Reinforce):
+                self.live.append(routing)
+        if self._since_step > _PATIENCE and not self._warned:
+            self._warn(where)
+
+    def _losses(self, routing: Routing) -> list[Tensor]:
+        step = int(self.step)
+        found = []
+        for balancer, memory in zip(self.balancers, self.memory, strict=True):
+            assert isinstance(memory, _Memory)
+            loss = balancer.loss(routing, memory.tensors(), step)
+            if loss is not None:
+                found.append(loss)
+        return found
+
+    def _warn(self, where: str) -> None:
+        """Many forward passes and nobody asked for what they left: say so once, and let go of the graphs."""
+        self._warned = True
+        if len(self.losses) > _PATIENCE:
+            warnings.warn(
+                f"{where}: {len(self.losses)} balance losses have been computed and never used; add "
+                "sp.balance_loss(model) to the loss",
+                UserWarning,
+                stacklevel=5,
+            )
+            self._forget()
+        elif self.waits_for_steps:
+            warnings.warn(
+                f"{where}: {self._since_step} forward passes and no step: its biases, penalties or "
+                "running means never move. Call sp.follow_steps(model, optimizer) once before training",
+                UserWarning,
+                stacklevel=5,
+            )
+
+    @property
+    def waits_for_steps(self) -> bool:
+        """Whether anything here moves with the optimizer's steps."""
+        return any(len(list(m.buffers())) for m in self.memory) or isinstance(
+            self.estimator, (DefaultMoE, Reinforce)
+        )
+
+    def outputs(self, kept: Routing) -> Tensor | None:
+        """Where the sums of the experts' outputs go, if anyone wants them."""
+        if not isinstance(self.estimator, DefaultMoE):
+            return None
+        self.output_count += torch.bincount(kept.expert, minlength=kept.experts)
+        return self.output_sum
+
+    # -- collected by the loop -------------------------------------------------------------------
+
+    def collect(self) -> Tensor | None:
+        """The losses of the forward passes since the last collection; the next pass begins anew."""
+        self._collected = True
+        return torch.stack(self.losses).sum() if self.losses else None
+
+    def reinforce(self, loss: Tensor) -> Tensor:
+        """Σ (loss − baseline)·log p_D over the routings since the last collection."""
+        value = loss.detach().float()
+        self.loss_sum += value.mean()
+        self.loss_count += 1
+        base = value.mean() if torch.isnan(self.baseline) else self.baseline
+        terms = []
+        for routing in self.live:
+            log_p = routing.logit.log_softmax(-1)[routing.token, routing.expert]
+            if value.dim() == 0:
+                terms.append((value - base) * log_p.sum())
+                continue
+            if value.numel() != routing.tokens:
+                raise ValueError(
+                    f"reinforce_loss: expected a scalar or one loss for each of {routing.tokens} tokens, got "
+                    f"{value.numel()}"
+                )
+            terms.append(((value.reshape(-1) - base) * log_p).mean())
+        self._collected = True
+        return torch.stack(terms).sum() if terms else value.new_zeros(())
+
+    # -- after the optimizer's step --------------------------------------------------------------
+
+    @torch.no_grad()
+    def after_step(self, where: str) -> None:
+        """Let every balancer move, on the load of all ranks and micro-batches, and begin a new step."""
+        load, tokens = _world_sum(self.load.clone()), _world_sum(self.tokens.clone())
+        if int(tokens):
+            for balancer, memory in zip(self.balancers, self.memory, strict=True):
+                assert isinstance(memory, _Memory)
+                balancer.update(memory.tensors(), load, int(tokens))
+        if isinstance(self.estimator, DefaultMoE):
+            self._move_defaults(self.estimator.decay)
+        if isinstance(self.estimator, Reinforce) and int(self.loss_count):
+            mean = self.loss_sum / self.loss_count
+            kept = mean if torch.isnan(self.baseline) else self.baseline
+            self.baseline.copy_(self.estimator.decay * kept + (1 - self.estimator.decay) * mean)
+            self.loss_sum.zero_()
+            self.loss_count.zero_()
+        if self.losses and not self._collected and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{where}: an optimizer step came before its balance loss was used; add "
+                "sp.balance_loss(model) to the loss",
+                UserWarning,
+                stacklevel=5,
+            )
+        self.load.zero_()
+        self.tokens.zero_()
+        self.step += 1
+        self._since_step = 0
+        self._forget()
+
+    def _move_defaults(self, decay: float) -> None:
+        total, count = _world_sum(self.output_sum.clone()), _world_sum(self.output_count.clone())
+        ran = count > 0
+        mean = total[ran] / count[ran, None]
+        held = self.defaults[ran]
+        first = ~held.any(1, keepdim=True)
+        self.defaults[ran] = torch.where(first, mean, decay * held + (1 - decay) * mean)
+        self.output_sum.zero_()
+        self.output_count.zero_()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "losses": [], "live": []}
