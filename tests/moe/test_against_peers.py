@@ -108,6 +108,10 @@ def test_base_is_scipys_linear_assignment(tokens, experts):
 
 
 def test_base_with_ties_and_collapsed_scores():
-    for z in (torch.zeros(10, 4), torch.tensor([[1.0, 0.0, 0.0]]).repeat(9, 1), torch.ones(6, 2).double() * 1e6):
+    for z in (
+        torch.zeros(10, 4),
+        torch.tensor([[1.0, 0.0, 0.0]]).repeat(9, 1),
+        torch.ones(6, 2).double() * 1e6,
+    ):
         load = torch.bincount(balanced_assignment(z), minlength=z.shape[1])
         assert load.tolist() == room(*z.shape)

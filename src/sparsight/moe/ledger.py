@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.module_tracker import ModuleTracker
 
-from sparsight.moe.balancers import Balancer, _world_sum
+from sparsight.moe.balancers import Balancer, LossFreeBias, _world_sum
 from sparsight.moe.dense import DefaultMoE, Reinforce
 from sparsight.moe.estimators import Estimator
 from sparsight.moe.routing import Routing
@@ -69,13 +69,15 @@ class Ledger(nn.Module):
             self.register_buffer("baseline", torch.full((), torch.nan))
             self.register_buffer("loss_sum", torch.zeros(()))
             self.register_buffer("loss_count", torch.zeros((), dtype=torch.int64))
+        lossy = any(not isinstance(b, LossFreeBias) for b in balancers)
+        self._keeps = lossy or isinstance(estimator, Reinforce)
         self._forget()
         self._since_step = 0
         self._warned = False
 
     def _forget(self) -> None:
-        self.losses: list[Tensor] = []
         self.live: list[Routing] = []
+        self.losses: list[Tensor | None] = []
         self._collected = False
 
     # -- in the forward pass ---------------------------------------------------------------------
@@ -86,37 +88,23 @@ class Ledger(nn.Module):
         return None if not biases else torch.stack(biases).sum(0)
 
     def record(self, routing: Routing, where: str) -> None:
-        """Count a forward pass in training and compute its losses."""
+        """Count a forward pass in training, and keep its routing if a loss is to be made of it."""
         self.load += routing.load()
         self.tokens += routing.tokens
         self._since_step += 1
         if self._collected:
             self._forget()
-        if torch.is_grad_enabled() or not self.losses:
-            losses = self._losses(routing)
-            if losses:
-                self.losses.append(torch.stack(losses).sum())
-            if isinstance(self.estimator, Reinforce):
-                self.live.append(routing)
+        if self._keeps and (torch.is_grad_enabled() or not self.live):
+            self.live.append(routing)
         if self._since_step > _PATIENCE and not self._warned:
             self._warn(where)
-
-    def _losses(self, routing: Routing) -> list[Tensor]:
-        step = int(self.step)
-        found = []
-        for balancer, memory in zip(self.balancers, self.memory, strict=True):
-            assert isinstance(memory, _Memory)
-            loss = balancer.loss(routing, memory.tensors(), step)
-            if loss is not None:
-                found.append(loss)
-        return found
 
     def _warn(self, where: str) -> None:
         """Many forward passes and nobody asked for what they left: say so once, and let go of the graphs."""
         self._warned = True
-        if len(self.losses) > _PATIENCE:
+        if len(self.live) > _PATIENCE:
             warnings.warn(
-                f"{where}: {len(self.losses)} balance losses have been computed and never used; add "
+                f"{where}: {len(self.live)} forward passes and nobody asked for their balance loss; add "
                 "sp.balance_loss(model) to the loss",
                 UserWarning,
                 stacklevel=5,
@@ -147,9 +135,26 @@ class Ledger(nn.Module):
     # -- collected by the loop -------------------------------------------------------------------
 
     def collect(self) -> Tensor | None:
-        """The losses of the forward passes since the last collection; the next pass begins anew."""
+        """The losses of the forward passes since the last collection; the next pass begins anew.
+
+        They are made here and not in the forward pass, so that a checkpointed pass and its recomputation are
+        the same operations.
+        """
         self._collected = True
-        return torch.stack(self.losses).sum() if self.losses else None
+        for routing in self.live[len(self.losses) :]:
+            self.losses.append(self._loss(routing))
+        found = [loss for loss in self.losses if loss is not None]
+        return torch.stack(found).sum() if found else None
+
+    def _loss(self, routing: Routing) -> Tensor | None:
+        step = int(self.step)
+        found = []
+        for balancer, memory in zip(self.balancers, self.memory, strict=True):
+            assert isinstance(memory, _Memory)
+            loss = balancer.loss(routing, memory.tensors(), step)
+            if loss is not None:
+                found.append(loss)
+        return torch.stack(found).sum() if found else None
 
     def reinforce(self, loss: Tensor) -> Tensor:
         """Σ (loss − baseline)·log p_D over the routings since the last collection."""
@@ -190,7 +195,7 @@ class Ledger(nn.Module):
             self.baseline.copy_(self.estimator.decay * kept + (1 - self.estimator.decay) * mean)
             self.loss_sum.zero_()
             self.loss_count.zero_()
-        if self.losses and not self._collected and not self._warned:
+        if self.live and not self._collected and not self._warned:
             self._warned = True
             warnings.warn(
                 f"{where}: an optimizer step came before its balance loss was used; add "
