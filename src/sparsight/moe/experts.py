@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -98,18 +99,28 @@ def _parts(expert: MLP | GLU, first: nn.Linear, last: nn.Linear) -> tuple[nn.Lin
     return first, last
 
 
-def fast_form(experts: nn.ModuleList) -> tuple[Activation, bool] | None:
-    """Activation and gatedness if every expert is of one plain kind, else None."""
-    first = experts[0]
-    if not isinstance(first, (MLP, GLU)):
-        return None
-    kind = type(first), first.activation
+@dataclass(frozen=True)
+class Plain:
+    """Experts of one kind whose matrices are all there is to them."""
+
+    activation: Activation
+    gated: bool
+    layers: list[tuple[nn.Linear, nn.Linear]]
+
+
+def plain_form(experts: nn.ModuleList) -> Plain | None:
+    """The experts' matrices, if every expert is of one plain kind, else None."""
+    kind = None
+    layers = []
     for expert in experts:
-        if not isinstance(expert, (MLP, GLU)) or (type(expert), expert.activation) != kind:
+        if not isinstance(expert, (MLP, GLU)):
             return None
-        if expert.parts() is None:
+        parts = expert.parts()
+        if parts is None or kind not in (None, (expert.activation, expert.gated)):
             return None
-    return by_name(first.activation), first.gated
+        kind = expert.activation, expert.gated
+        layers.append(parts)
+    return None if kind is None else Plain(by_name(kind[0]), kind[1], layers)
 
 
 def build_experts(expert: str | Factory, dim: int, hidden: int, count: int) -> nn.ModuleList:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from torch import Tensor
 
 _ALIGN = 64
 _SMALL = 1 << 16
+_STEP = 1 << 14
+
+Chunk = np.ndarray[Any, Any]
 
 
 class Pool:
@@ -35,42 +39,56 @@ class Pool:
     """
 
     def __init__(self) -> None:
-        self._free: list[np.ndarray[Any, Any]] = []
+        self._free: dict[int, list[Chunk]] = {}
+        self._lent: dict[int, tuple[weakref.ref[Chunk], Chunk]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Like `torch.empty`."""
         size = math.prod(shape) * dtype.itemsize
-        if device.type != "cpu" or size < _SMALL:
+        if size < _SMALL or device.type != "cpu":
             return torch.empty(shape, dtype=dtype, device=device)
-        chunk = self._take(size)
+        chunk = self._take(-(-size // _STEP) * _STEP)
         view = chunk[:size]
         # The storage holds `view` and nothing else does: when `view` dies, so has every alias.
-        weakref.finalize(view, self._free.append, chunk).atexit = False
+        ref = weakref.ref(view, self._returned)
+        self._lent[id(ref)] = ref, chunk
         return torch.frombuffer(view, dtype=dtype).view(shape)
+
+    def several(
+        self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        """Tensors side by side in one piece of memory: one request instead of many."""
+        sizes = [math.prod(shape) for shape in shapes]
+        padded = [-(-size // _ALIGN) * _ALIGN for size in sizes]
+        whole = self.empty((sum(padded),), dtype, device)
+        parts = zip(whole.split(padded), sizes, shapes, strict=True)
+        return [part[:size].view(shape) for part, size, shape in parts]
 
     @property
     def waiting(self) -> int:
         """Bytes that are held for the next request."""
-        return sum(chunk.nbytes for chunk in self._free)
+        return sum(size * len(chunks) for size, chunks in self._free.items())
 
-    def _take(self, size: int) -> np.ndarray[Any, Any]:
-        best = None
-        for index, chunk in enumerate(self._free):
-            fits = size <= chunk.nbytes <= 2 * size
-            if fits and (best is None or chunk.nbytes < self._free[best].nbytes):
-                best = index
-                if chunk.nbytes < size + size // 8:
-                    break
-        if best is not None:
-            return self._free.pop(best)
+    def _returned(self, ref: weakref.ref[Chunk]) -> None:
+        chunk = self._lent.pop(id(ref))[1]
+        self._free.setdefault(chunk.nbytes, []).append(chunk)
+
+    def _take(self, size: int) -> Chunk:
+        same = self._free.get(size)
+        if same:
+            return same.pop()
+        near = [s for s, chunks in self._free.items() if chunks and size <= s <= 2 * size]
+        if near:
+            return self._free[min(near)].pop()
         # A request that finds nothing replaces a chunk of the wrong size, so that batches of changing
         # sizes do not pile up chunks.
-        if self._free:
-            del self._free[0]
-        room = size + size // 16
-        raw = np.empty(room + _ALIGN, np.uint8)
+        for chunks in self._free.values():
+            if chunks:
+                chunks.pop()
+                break
+        raw = np.empty(size + _ALIGN, np.uint8)
         start = -raw.ctypes.data % _ALIGN
-        return raw[start : start + room]
+        return raw[start : start + size]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pool:
         return Pool()
