@@ -3,9 +3,9 @@
     python benchmarks/moe.py                    # every table
     python benchmarks/moe.py --threads 1 --repeats 40 --only blocks
 
-All contenders run interleaved in one process: each repeat times every one of them once, forward and backward, and
-the ratio is taken within a repeat, so that a busy machine slows both sides. Shown are the median ratio, and the
-10th and 90th percentile.
+All contenders run interleaved in one process: each repeat times every one of them once, forward and
+backward, and the ratio is taken within a repeat, so that a busy machine slows both sides. Shown are the
+median ratio, and the 10th and 90th percentile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every router × estimator × balancer × capacity: it trains a small task, or it is refused with a sentence."""
+"""Every router × estimator × balancer × capacity trains a small task or is refused with a sentence."""
 
 import warnings
 
@@ -173,7 +173,7 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="does not take inputs of width 8"):
         sp.MoE(8, 16, experts=4, expert=lambda dim, hidden: nn.Linear(hidden, hidden))
     with pytest.raises(ValueError, match="maps it to"):
-        sp.MoE(8, 16, experts=4, expert=lambda dim, hidden: nn.Linear(dim, hidden))
+        sp.MoE(8, 16, experts=4, expert=nn.Linear)
     with pytest.raises(ValueError, match="Reinforce is defined for one expert a token, got k=2"):
         sp.MoE(8, 16, experts=4, k=2, estimator=sp.Reinforce())
     with pytest.raises(ValueError, match="expert must be"):

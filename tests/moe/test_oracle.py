@@ -63,7 +63,7 @@ def test_gating_only_keeps_half_and_is_biased():
 
 
 def test_euler_on_argmax_has_the_bias_it_has():
-    """On a quadratic, E_D·∂p_D·½·(f'(a) − f'(a/2))·2 is what the argmax outcome adds: known in closed form."""
+    """On a quadratic, E_D·∂p_D·(f'(a) − f'(a/2)) is what the argmax outcome adds: a closed form."""
     z, outputs = case(3)
 
     def f(y):

@@ -83,7 +83,7 @@ def _gather(x: Tensor, index: Tensor, pool: Pool) -> Tensor:
 
 
 def _sum_by_token(rows: Tensor, plan: Plan, pool: Pool, weight: Tensor | None = None) -> Tensor:
-    """[T, d] each token's rows, weighted and added; zero for a token without any. `weight` is by assignment."""
+    """[T, d] each token's rows, weighted and added; zero where there are none. `weight` is by assignment."""
     if rows.shape[0] == 0:
         return rows.new_zeros(plan.tokens, rows.shape[1])
     weight = None if weight is None else weight.to(rows.dtype)
