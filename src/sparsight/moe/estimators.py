@@ -7,13 +7,13 @@ A quadrature rule of nodes c and weights b estimates both from the one expert th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sparsight.moe.gates import Mask, Score, gumbel_argmax, scaled, softmax
+from sparsight.moe.gates import Mask, Score, drawn_weight, gumbel_argmax, softmax
 from sparsight.moe.routing import Routing, choices
 
 
@@ -166,56 +166,57 @@ class Quadrature:
         training: bool = True,
     ) -> Routing:
         rounds = []
-        left, alone = logits, None
+        left, alone = logits.detach(), None
         for turn in range(k):
-            p, masked = self._masked(left)
+            masked = self._masked(left)
             if turn == 0 and self.mask is not None:
-                alone = (masked > -torch.inf).sum(-1).eq(1).sum()
-            best = masked.argmax(-1, keepdim=True)
-            chosen = gumbel_argmax(masked) if training else best
-            p_chosen = p.gather(-1, chosen)
-            weight = self._weigh(p_chosen, self._scale(chosen == best)) if training else p_chosen
-            rounds.append((chosen, weight, p_chosen.detach()))
+                alone = masked.isneginf().sum(-1).eq(masked.shape[-1] - 1).sum()
+            p = masked.softmax(-1)
+            if training:
+                chosen = gumbel_argmax(masked)
+                weight = self._weigh(logits, p, chosen, self._scale(chosen, masked))
+            else:
+                chosen = masked.argmax(-1, keepdim=True)
+                weight = drawn_weight(logits, p, chosen, torch.ones_like(p[:, :1]), 1 / self.temperature)
+            rounds.append((chosen, weight, p.gather(-1, chosen)))
             if turn + 1 < k:
                 left = left.scatter(-1, chosen, -torch.inf)
         chosen, weight, plain = (torch.cat(parts, -1) for parts in zip(*rounds, strict=True))
         through = plain if training and self.expert_grad == "paper" else None
-        routing = choices(chosen, weight, score.prob(logits), logits, through)
-        return Routing(**{**routing.__dict__, "alone": alone})
+        return replace(choices(chosen, weight, score.prob(logits), logits, through), alone=alone)
 
     def outcomes(self, logits: Tensor) -> list[tuple[Tensor, Tensor]]:
         """See `oracle.outcomes`."""
-        p, masked = self._masked(logits)
+        row = logits[None]
+        p = self.distribution(row).detach()
         listed = []
         for d in range(p.numel()):
-            on_best = self.euler_on_argmax and d == int(masked.argmax())
+            on_best = self.euler_on_argmax and d == int(p.argmax())
             scales, likely = ((1.0,), (1.0,)) if on_best else self.draws()
             for c, share in zip(scales, likely, strict=True):
-                weight = self._weigh(p[d], torch.tensor(c, dtype=p.dtype))
-                one = torch.zeros_like(p)
-                one[d] = 1
-                listed.append((p[d].detach() * share, one * weight))
+                weight = self._weigh(row, p, torch.tensor([[d]]), torch.tensor(c, dtype=p.dtype))
+                one = nn.functional.one_hot(torch.tensor(d), p.numel()).to(p.dtype)
+                listed.append((p[0, d] * share, one * weight[0, 0]))
         return listed
 
     def distribution(self, logits: Tensor) -> Tensor:
         """What D is drawn from: the masked and tempered softmax."""
-        return self._masked(logits)[0]
+        return self._masked(logits).softmax(-1)
 
-    def _masked(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """p, and the logits it is the softmax of. Masking makes a new tensor; the caller's stays whole."""
-        masked = logits
+    def _masked(self, logits: Tensor) -> Tensor:
+        """The logits that p is the softmax of: a new tensor, the caller's stays whole."""
         if self.mask is not None:
-            masked = logits.masked_fill(self.mask.drops(logits), -torch.inf)
-        if self.temperature != 1:
-            masked = masked / self.temperature
-        return masked.softmax(-1), masked.detach()
+            logits = logits.masked_fill(self.mask.drops(logits), -torch.inf)
+        return logits if self.temperature == 1 else logits / self.temperature
 
-    def _scale(self, is_best: Tensor) -> Tensor:
+    def _scale(self, chosen: Tensor, masked: Tensor) -> Tensor:
         scales, likely = self.draws()
-        u = torch.rand(is_best.shape, device=is_best.device)
+        u = torch.rand(chosen.shape, device=chosen.device)
         edges = torch.tensor(likely, device=u.device).cumsum(0)[:-1]
-        c = torch.tensor(scales, device=u.device)[torch.bucketize(u, edges, right=True)]
-        return torch.where(is_best, 1.0, c) if self.euler_on_argmax else c
+        c = torch.tensor(scales, dtype=masked.dtype, device=u.device)[torch.bucketize(u, edges, right=True)]
+        if self.euler_on_argmax:
+            c = torch.where(chosen == masked.argmax(-1, keepdim=True), 1.0, c)
+        return c
 
-    def _weigh(self, p: Tensor, c: Tensor) -> Tensor:
-        return scaled(p, c.to(p.dtype), 2.0)
+    def _weigh(self, logits: Tensor, p: Tensor, chosen: Tensor, c: Tensor) -> Tensor:
+        return drawn_weight(logits, p, chosen, c, 2.0 / self.temperature)

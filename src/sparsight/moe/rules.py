@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsight.moe.estimators import Needs, Quadrature
-from sparsight.moe.gates import Mask, Rule, Score, gumbel_argmax, scaled, softmax
+from sparsight.moe.gates import Mask, Rule, Score, drawn_weight, gumbel_argmax, softmax
 from sparsight.moe.routing import Routing, choices
 
 euler = Quadrature((1.0,), (1.0,))
@@ -109,27 +109,25 @@ class SparseMixer2:
     ) -> Routing:
         mask = Mask(self.r, self.rule)
         rounds = []
-        left, alone = logits, None
+        plain_logits = logits.detach()
+        left, alone = plain_logits, None
         for turn in range(k):
             # Round after round the threshold is the best that is left, measured against all the logits.
-            drops = mask.drops(logits, left.detach().amax(-1, keepdim=True))
+            drops = mask.drops(plain_logits, left.amax(-1, keepdim=True))
             masked = left.masked_fill(drops, -torch.inf)
             if turn == 0:
-                alone = (masked.detach() > -torch.inf).sum(-1).eq(1).sum()
-            chosen = gumbel_argmax(masked.detach()) if training else left.argmax(-1, keepdim=True)
+                alone = masked.isneginf().sum(-1).eq(masked.shape[-1] - 1).sum()
+            chosen = gumbel_argmax(masked) if training else left.argmax(-1, keepdim=True)
             p = masked.softmax(-1)
-            p_chosen = p.gather(-1, chosen)
-            rounds.append(
-                (chosen, self._weigh(p, p_chosen, chosen) if training else p_chosen, p_chosen.detach())
-            )
-            left = left.scatter(-1, chosen, -torch.inf)
+            plain = p.gather(-1, chosen)
+            scale = self._scale(p, plain, chosen) if training else torch.ones_like(plain)
+            rounds.append((chosen, drawn_weight(logits, p, chosen, scale, 1.0), plain))
+            if turn + 1 < k:
+                left = left.scatter(-1, chosen, -torch.inf)
         chosen, weight, plain = (torch.cat(parts, -1) for parts in zip(*rounds, strict=True))
         through = plain if training and self.expert_grad == "paper" else None
-        routing = choices(chosen, weight, score.prob(logits), logits, through)
-        return Routing(**{**routing.__dict__, "alone": alone})
+        return replace(choices(chosen, weight, score.prob(logits), logits, through), alone=alone)
 
-    def _weigh(self, p: Tensor, p_chosen: Tensor, chosen: Tensor) -> Tensor:
-        with torch.no_grad():
-            whole = (chosen == p.argmax(-1, keepdim=True)) | (torch.rand_like(p_chosen) > 0.75)
-            scale = torch.add(self.third, whole, alpha=1 - self.third).type_as(p)
-        return scaled(p_chosen, scale, 1.0)
+    def _scale(self, p: Tensor, plain: Tensor, chosen: Tensor) -> Tensor:
+        whole = (chosen == p.argmax(-1, keepdim=True)) | (torch.rand_like(plain) > 0.75)
+        return torch.add(self.third, whole, alpha=1 - self.third).type_as(p)
