@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import sparsight as sp
+from sparsight.moe import gates
 from sparsight.moe.assignment import balanced_assignment, room
 from sparsight.moe.routing import choices
 
@@ -14,12 +15,17 @@ switch = pytest.importorskip("transformers.models.switch_transformers.modeling_s
 
 
 @pytest.fixture
-def one_draw_each(monkeypatch):
-    """PhiMoE's second round draws its coin twice and forgets the first; let it keep that one, as we do."""
+def same_draws(monkeypatch):
+    """Draw what PhiMoE draws.
+
+    It draws exponentials with `exponential_`; and its second round draws its coin twice and forgets the
+    first, so let it keep that one.
+    """
+    monkeypatch.setattr(gates, "exponential", lambda like: torch.empty_like(like).exponential_())
     monkeypatch.setattr(torch.Tensor, "uniform_", lambda self, *_, **__: self)
 
 
-@pytest.mark.usefixtures("one_draw_each")
+@pytest.mark.usefixtures("same_draws")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("r", [0.01, 0.2, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -40,7 +46,7 @@ def test_sparsemixer2_is_phimoe(training, r, dtype):
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=tight)
 
 
-@pytest.mark.usefixtures("one_draw_each")
+@pytest.mark.usefixtures("same_draws")
 def test_a_whole_phimoe_block_agrees_with_the_layer():
     """Same router, same experts, same draws: outputs and every gradient."""
     config = phimoe.PhimoeConfig(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsight.moe.estimators import GatingOnly, Needs
-from sparsight.moe.gates import Score, gumbel_argmax, softmax
+from sparsight.moe.gates import Score, exponential, gumbel_argmax, softmax
 from sparsight.moe.routing import Routing
 
 
@@ -102,7 +102,7 @@ class GumbelStraightThrough:
         if not training:
             return GatingOnly()(logits, 1, score=score)
         p = score.prob(logits)
-        noisy = logits - torch.empty_like(logits).exponential_().log_()
+        noisy = logits - exponential(logits.detach()).log_()
         soft = (noisy / self.temperature).softmax(-1)
         one = _one_hot(noisy.detach().argmax(-1, keepdim=True), p)
         return _everything((one + (soft - soft.detach())) * p, one * p, one.bool(), p, logits)

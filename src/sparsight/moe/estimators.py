@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from sparsight.moe.gates import Mask, Score, drawn_weight, gumbel_argmax, softmax
+from sparsight.moe.gates import Mask, Score, drawn_weight, exponential, gumbel_argmax, softmax
 from sparsight.moe.routing import Routing, choices
 
 
@@ -82,7 +82,7 @@ class GatingOnly:
         with torch.no_grad():
             rank = prob if bias is None else prob + bias
             if self.sample and training:
-                rank = logits - torch.empty_like(logits).exponential_().log_()
+                rank = logits - exponential(logits).log_()
             chosen = rank.argmax(-1, keepdim=True) if k == 1 else rank.topk(k, dim=-1).indices
         if self.normalise:
             # exp of a log-softmax over the chosen: their scores over the sum of their scores, and no floor

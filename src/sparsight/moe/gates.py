@@ -57,11 +57,15 @@ class Mask:
         return (best - logits) / logits.abs().clamp(min=best) > 2 * self.r
 
 
+def exponential(like: Tensor) -> Tensor:
+    """−ln u for each entry: what `Tensor.exponential_` draws, several times faster on a CPU."""
+    return torch.rand_like(like, memory_format=torch.contiguous_format).log_().neg_()
+
+
 def gumbel_argmax(logits: Tensor) -> Tensor:
-    """[T, 1] one index a row, drawn from softmax(logits) by the Gumbel-max trick."""
+    """[T, 1] one index a row, drawn from softmax(logits) by Gumbel-max: argmax(z − ln exponential)."""
     with torch.no_grad():
-        noise = torch.empty_like(logits, memory_format=torch.contiguous_format).exponential_().log_()
-        return noise.neg_().add_(logits).argmax(-1, keepdim=True)
+        return exponential(logits).log_().neg_().add_(logits).argmax(-1, keepdim=True)
 
 
 class _Drawn(torch.autograd.Function):
