@@ -1,6 +1,7 @@
 """The layer in a training run: recomputation, resuming, compiling, autocast, padding, sparse experts."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -222,6 +223,14 @@ def test_a_layer_can_be_copied_and_saved_in_the_middle_of_a_step(tmp_path):
     model.eval()
     twin.eval()
     assert torch.equal(model(x), twin(x))
+
+
+@pytest.mark.parametrize("router", ["softmax", "sigmoid", "cosine", "base", "sinkhorn", "relu", "hashed"])
+def test_a_whole_layer_can_be_pickled(router):
+    moe = sp.MoE(8, 16, experts=4, router=getattr(routers, router)())
+    twin = pickle.loads(pickle.dumps(moe)).eval()
+    x, ids = torch.randn(6, 8), torch.arange(6)
+    assert torch.equal(twin(x, ids=ids), moe.eval()(x, ids=ids))
 
 
 def test_default_moe_learns_means_once_a_step():

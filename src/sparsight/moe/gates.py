@@ -21,7 +21,15 @@ class Score:
     log: Callable[[Tensor], Tensor]
 
 
-softmax = Score("softmax", lambda z: z.softmax(-1), lambda z: z.log_softmax(-1))
+def _softmax(z: Tensor) -> Tensor:
+    return z.softmax(-1)
+
+
+def _log_softmax(z: Tensor) -> Tensor:
+    return z.log_softmax(-1)
+
+
+softmax = Score("softmax", _softmax, _log_softmax)
 sigmoid = Score("sigmoid", torch.sigmoid, functional.logsigmoid)
 
 Rule = Literal["paper", "code"]

@@ -69,7 +69,8 @@ class MoE(nn.Module):
         self.experts = build_experts(expert, dim, hidden, experts)
         self.shared = build_experts(expert, dim, hidden * shared, 1)[0] if shared else None
         self.omega = nn.Parameter(torch.ones(dim)) if needs_of(self.estimator).omega else None
-        self.ledger = Ledger(dim, experts, (*balance, *router.companions(k)), self.estimator)
+        own = () if router.companion is None else (router.companion(k),)
+        self.ledger = Ledger(dim, experts, (*balance, *own), self.estimator)
         self.pool = Pool() if pool is None else pool
         self.routing: Routing | None = None
         """The last decision, before anything was dropped, without history."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class CosineLogits(nn.Module):
 class HashLogits(nn.Module):
     """A fixed random preference of each token id for each expert (Roller et al., 2021)."""
 
-    def __init__(self, experts: int, seed: int) -> None:
+    def __init__(self, dim: int, experts: int, seed: int) -> None:
         super().__init__()
         self.experts, self.seed = experts, seed
 
@@ -84,8 +85,8 @@ class Router:
     causal: bool = True
     """Whether a token's route hangs on earlier tokens at most, also in training."""
     only_k: int | None = None
-    companions: Callable[[int], tuple[Balancer, ...]] = lambda k: ()
-    """Balancers that belong to this router, given k."""
+    companion: Callable[[int], Balancer] | None = None
+    """A balancer that belongs to this router, given k."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.jitter < 1:
@@ -110,9 +111,7 @@ def cosine(*, width: int = 64, temperature: float = 0.1, jitter: float = 0.0) ->
     """Cosine similarity to a learned point per expert, which holds representations apart (X-MoE)."""
     if width < 1 or not temperature > 0:
         raise ValueError(f"cosine: expected width >= 1 and temperature > 0, got {width} and {temperature}")
-    return Router(
-        "cosine", lambda dim, experts: CosineLogits(dim, experts, width, temperature), jitter=jitter
-    )
+    return Router("cosine", partial(CosineLogits, width=width, temperature=temperature), jitter=jitter)
 
 
 def gshard(*, jitter: float = 0.0) -> Router:
@@ -143,12 +142,10 @@ def relu(*, first: float = 1e-8, factor: float = 1.2, balanced: bool = True) -> 
         "relu",
         LinearLogits,
         select=selections.Positive(),
-        companions=lambda k: (ReluPenalty(k, first, factor, balanced),),
+        companion=partial(ReluPenalty, first=first, factor=factor, balanced=balanced),
     )
 
 
 def hashed(*, seed: int = 0) -> Router:
     """Fixed by the token id. Call the layer with `ids`."""
-    return Router(
-        "hash", lambda dim, experts: HashLogits(experts, seed), select=selections.Fixed(), fixed=True
-    )
+    return Router("hash", partial(HashLogits, seed=seed), select=selections.Fixed(), fixed=True)
