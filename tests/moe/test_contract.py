@@ -103,9 +103,9 @@ def build(router, estimator, balance, capacity, k):
     )
 
 
-def train(model, steps=8):
+def train(model, steps=5):
     moe = model[0]
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, foreach=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.08, foreach=False)
     sp.follow_steps(model, optimizer)
     ids = torch.arange(32).view(2, 16)
     centres = torch.randn(32, 8)

@@ -130,6 +130,16 @@ def test_autocast_keeps_the_router_in_float32():
     assert low.routing.logit.dtype == torch.float32
 
 
+def test_biases_stay_float32_in_a_bfloat16_model():
+    moe = sp.MoE(8, 16, experts=4, balance=sp.LossFreeBias(1e-3)).to(torch.bfloat16)
+    assert moe.ledger.bias().dtype == torch.float32
+    for _ in range(3):
+        moe(torch.randn(16, 8, dtype=torch.bfloat16)).float().sum().backward()
+        moe.after_step()
+    steps = moe.ledger.bias() / 1e-3
+    torch.testing.assert_close(steps, steps.round())
+
+
 def test_bfloat16_experts_are_close_to_float32():
     torch.manual_seed(0)
     moe = sp.MoE(32, 64, experts=4, k=2, expert="glu")

@@ -165,5 +165,7 @@ def test_depth_never_chooses_padding_and_refuses_nonsense():
     assert layer.routing.tokens == 11
     with pytest.raises(ValueError, match="share of the tokens"):
         sp.MixtureOfDepths(Twice(), 8, capacity=0.0)
+    with pytest.raises(ValueError, match="pass dim"):
+        sp.MixtureOfDepths(Twice())
     with pytest.raises(ValueError, match="batch, sequence"):
         layer(x[0])

@@ -38,6 +38,20 @@ class PredictTop:
         """Nothing."""
 
 
+def _width(block: nn.Module) -> int:
+    """The width of a block's input, told by its first norm or Linear layer."""
+    for module in block.modules():
+        if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+            return int(module.normalized_shape[-1])
+        if isinstance(module, nn.MultiheadAttention):
+            return int(module.embed_dim)
+        if isinstance(module, nn.Linear):
+            return module.in_features
+    raise ValueError(
+        f"MixtureOfDepths: {type(block).__name__} has no norm or Linear layer to tell its width by; pass dim"
+    )
+
+
 class MixtureOfDepths(nn.Module):
     """Only the `capacity` share of a sequence's tokens goes through `block`; the rest pass by.
 
@@ -49,14 +63,14 @@ class MixtureOfDepths(nn.Module):
 
     >>> import sparsight as sp
     >>> block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    >>> sp.MixtureOfDepths(block, 16, capacity=0.25)(torch.randn(2, 8, 16)).shape
+    >>> sp.MixtureOfDepths(block, capacity=0.25)(torch.randn(2, 8, 16)).shape
     torch.Size([2, 8, 16])
     """
 
     def __init__(
         self,
         block: nn.Module,
-        dim: int,
+        dim: int | None = None,
         *,
         capacity: float = 0.125,
         gate: Literal["logit", "sigmoid"] = "logit",
@@ -72,6 +86,7 @@ class MixtureOfDepths(nn.Module):
         if gate not in ("logit", "sigmoid"):
             raise ValueError(f"MixtureOfDepths: gate must be 'logit' or 'sigmoid', got '{gate}'")
         super().__init__()
+        dim = _width(block) if dim is None else dim
         self.block, self.dim, self.capacity, self.gate = block, dim, capacity, gate
         self.causal, self.name = causal, name
         self.gathered = tuple(gathered)

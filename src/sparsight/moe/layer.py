@@ -92,7 +92,7 @@ class MoE(nn.Module):
         real = None if mask is None else mask.reshape(-1).bool().nonzero().squeeze(1)
         rows = flat if real is None else flat.index_select(0, real)
         if rows.shape[0] == 0:
-            return x * 0
+            return x.masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 0)
         named = None if ids is None else ids.reshape(-1)
         y = self._route(rows, lead, real, named if named is None or real is None else named[real])
         if real is not None:

@@ -8,7 +8,7 @@ forward pass that is recomputed sees what the first one saw, and counts nothing.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,14 @@ def recomputing() -> bool:
     return bool(ModuleTracker().is_bw)
 
 
+def _keep_dtypes(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
+    """Move a module's buffers with `fn` but leave their dtypes: steps of 0.001 are lost on bfloat16."""
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            moved = fn(buffer)
+            module._buffers[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+
+
 class _Memory(nn.Module):
     """A dict of tensors as buffers."""
 
@@ -35,6 +43,10 @@ class _Memory(nn.Module):
         super().__init__()
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Memory:
+        _keep_dtypes(self, fn)
+        return self
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
@@ -75,6 +87,11 @@ class Ledger(nn.Module):
         self._since_step = 0
         self._warned = False
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ledger:
+        self.memory._apply(fn)
+        _keep_dtypes(self, fn)
+        return self
+
     def _forget(self) -> None:
         self.live: list[Routing] = []
         self.losses: list[Tensor | None] = []
@@ -94,7 +111,9 @@ class Ledger(nn.Module):
         self._since_step += 1
         if self._collected:
             self._forget()
-        if self._keeps and (torch.is_grad_enabled() or not self.live):
+        if self._keeps:
+            if self.live and not self.live[-1].logit.requires_grad:
+                self._forget()  # a pass without gradients, for looking only
             self.live.append(routing)
         if self._since_step > _PATIENCE and not self._warned:
             self._warn(where)
