@@ -44,7 +44,8 @@ def _distribution(routing: Routing) -> Tensor:
     return routing.prob / total.clamp_min(torch.finfo(total.dtype).tiny)
 
 
-def _world_sum(tensor: Tensor) -> Tensor:
+def world_sum(tensor: Tensor) -> Tensor:
+    """The sum over ranks, in place; the tensor itself where there is one rank."""
     dist = torch.distributed
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(tensor)
@@ -85,7 +86,7 @@ class SwitchLoss:
         load = routing.load()
         if self.over == "global":
             state["so_far"].add_(load)
-            load = _world_sum(state["so_far"].clone())
+            load = world_sum(state["so_far"].clone())
         prob = _distribution(routing)
         share = load.to(prob.dtype) / load.sum()
         return at(self.coef, step) * routing.experts * (share * prob.mean(0)).sum()

@@ -124,7 +124,7 @@ class Reinforce:
     @property
     def needs(self) -> Needs:
         """The loss, one choice."""
-        return Needs(samples=True, top1=True, loss=True)
+        return Needs(samples=True, top1=True, loss=self.decay)
 
     def __call__(
         self,
@@ -187,7 +187,7 @@ class DefaultMoE:
     @property
     def needs(self) -> Needs:
         """The running means."""
-        return Needs(defaults=True)
+        return Needs(defaults=self.decay)
 
     def __call__(
         self,

@@ -36,10 +36,10 @@ class Needs:
     """Runs every expert on every token."""
     omega: bool = False
     """A learned scale of the output, kept at inference (SparseMixer v1)."""
-    defaults: bool = False
-    """A running mean of each expert's output (Default MoE)."""
-    loss: bool = False
-    """The value of the loss, through `sp.reinforce_loss`."""
+    defaults: float | None = None
+    """A running mean of each expert's output, with this decay (Default MoE)."""
+    loss: float | None = None
+    """The loss, through `sp.reinforce_loss`, and a running mean of it with this decay."""
 
 
 def needs_of(estimator: object) -> Needs:

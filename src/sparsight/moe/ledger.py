@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.module_tracker import ModuleTracker
 
-from sparsight.moe.balancers import Balancer, LossFreeBias, _world_sum
-from sparsight.moe.dense import DefaultMoE, Reinforce
-from sparsight.moe.estimators import Estimator
+from sparsight.moe.balancers import Balancer, LossFreeBias, world_sum
+from sparsight.moe.estimators import Estimator, needs_of
 from sparsight.moe.routing import Routing
 
 _PATIENCE = 200
@@ -68,21 +67,21 @@ class Ledger(nn.Module):
     def __init__(self, dim: int, experts: int, balancers: Sequence[Balancer], estimator: Estimator) -> None:
         super().__init__()
         self.balancers = tuple(balancers)
-        self.estimator = estimator
+        self.needs = needs_of(estimator)
         self.memory = nn.ModuleList(_Memory(b.state(experts)) for b in balancers)
         self.register_buffer("load", torch.zeros(experts, dtype=torch.int64))
         self.register_buffer("tokens", torch.zeros((), dtype=torch.int64))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        if isinstance(estimator, DefaultMoE):
+        if self.needs.defaults is not None:
             self.register_buffer("defaults", torch.zeros(experts, dim))
             self.register_buffer("output_sum", torch.zeros(experts, dim))
             self.register_buffer("output_count", torch.zeros(experts, dtype=torch.int64))
-        if isinstance(estimator, Reinforce):
+        if self.needs.loss is not None:
             self.register_buffer("baseline", torch.full((), torch.nan))
             self.register_buffer("loss_sum", torch.zeros(()))
             self.register_buffer("loss_count", torch.zeros((), dtype=torch.int64))
         lossy = any(not isinstance(b, LossFreeBias) for b in balancers)
-        self._keeps = lossy or isinstance(estimator, Reinforce)
+        self._keeps = lossy or self.needs.loss is not None
         self._forget()
         self._since_step = 0
         self._warned = False
@@ -140,13 +139,12 @@ class Ledger(nn.Module):
     @property
     def waits_for_steps(self) -> bool:
         """Whether anything here moves with the optimizer's steps."""
-        return any(len(list(m.buffers())) for m in self.memory) or isinstance(
-            self.estimator, (DefaultMoE, Reinforce)
-        )
+        remembers = any(len(list(memory.buffers())) for memory in self.memory)
+        return remembers or self.needs.defaults is not None or self.needs.loss is not None
 
     def outputs(self, kept: Routing) -> Tensor | None:
         """Where the sums of the experts' outputs go, if anyone wants them."""
-        if not isinstance(self.estimator, DefaultMoE):
+        if self.needs.defaults is None:
             return None
         self.output_count += torch.bincount(kept.expert, minlength=kept.experts)
         return self.output_sum
@@ -201,17 +199,17 @@ class Ledger(nn.Module):
     @torch.no_grad()
     def after_step(self, where: str) -> None:
         """Let every balancer move, on the load of all ranks and micro-batches, and begin a new step."""
-        load, tokens = _world_sum(self.load.clone()), _world_sum(self.tokens.clone())
+        load, tokens = world_sum(self.load.clone()), world_sum(self.tokens.clone())
         if int(tokens):
             for balancer, memory in zip(self.balancers, self.memory, strict=True):
                 assert isinstance(memory, _Memory)
                 balancer.update(memory.tensors(), load, int(tokens))
-        if isinstance(self.estimator, DefaultMoE):
-            self._move_defaults(self.estimator.decay)
-        if isinstance(self.estimator, Reinforce) and int(self.loss_count):
+        if self.needs.defaults is not None:
+            self._move_defaults(self.needs.defaults)
+        if self.needs.loss is not None and int(self.loss_count):
             mean = self.loss_sum / self.loss_count
             kept = mean if torch.isnan(self.baseline) else self.baseline
-            self.baseline.copy_(self.estimator.decay * kept + (1 - self.estimator.decay) * mean)
+            self.baseline.copy_(self.needs.loss * kept + (1 - self.needs.loss) * mean)
             self.loss_sum.zero_()
             self.loss_count.zero_()
         if self.live and not self._collected and not self._warned:
@@ -229,7 +227,7 @@ class Ledger(nn.Module):
         self._forget()
 
     def _move_defaults(self, decay: float) -> None:
-        total, count = _world_sum(self.output_sum.clone()), _world_sum(self.output_count.clone())
+        total, count = world_sum(self.output_sum.clone()), world_sum(self.output_count.clone())
         ran = count > 0
         mean = total[ran] / count[ran, None]
         held = self.defaults[ran]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsight.moe.dense import Reinforce
 from sparsight.moe.depth import MixtureOfDepths
 from sparsight.moe.layer import MoE
 
@@ -69,9 +68,7 @@ def reinforce_loss(model: nn.Module, loss: Tensor) -> Tensor:
     >>> (loss + sp.reinforce_loss(moe, loss)).backward()
     """
     terms = [
-        layer.ledger.reinforce(loss)
-        for layer in routed_layers(model)
-        if isinstance(layer, MoE) and isinstance(layer.estimator, Reinforce)
+        layer.ledger.reinforce(loss) for layer in routed_layers(model) if layer.ledger.needs.loss is not None
     ]
     if not terms:
         raise ValueError("reinforce_loss: no layer of this model has the estimator Reinforce")
