@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparsight import moe
     from sparsight.dst import criteria, distributions, initial, schedules, structures
     from sparsight.dst.distributions import by_name, er, erk, uniform
     from sparsight.dst.flops import Flops
@@ -33,6 +34,33 @@ if TYPE_CHECKING:
     from sparsight.dst.sparsifier import Sparsifier
     from sparsight.dst.sparsify import sparsify
     from sparsight.dst.view import LayerView
+    from sparsight.moe import routers
+    from sparsight.moe.balancers import EntropyLoss, ImportanceLoss, LossFreeBias, SwitchLoss, ZLoss
+    from sparsight.moe.capacity import Capacity
+    from sparsight.moe.dense import DefaultMoE, DenseMixer, GumbelStraightThrough, Reinforce, StraightThrough
+    from sparsight.moe.depth import MixtureOfDepths
+    from sparsight.moe.estimators import GatingOnly, Quadrature
+    from sparsight.moe.experts import GLU, MLP
+    from sparsight.moe.gates import Mask
+    from sparsight.moe.layer import MoE
+    from sparsight.moe.model import balance_loss, follow_steps, reinforce_loss
+    from sparsight.moe.pool import Pool
+    from sparsight.moe.routers import Router
+    from sparsight.moe.routing import Routing
+    from sparsight.moe.rules import (
+        SparseMixer,
+        SparseMixer2,
+        SparseMixer2Star,
+        euler,
+        gauss2,
+        gauss3,
+        heun3,
+        lobatto,
+        midpoint,
+        radau,
+        simpson,
+    )
+    from sparsight.moe.upcycle import upcycle
     from sparsight.nn.conv import SparseConv2d
     from sparsight.nn.linear import SparseLinear
     from sparsight.topology import Topology
@@ -81,20 +109,83 @@ _HOME = {
     "LayerView": "sparsight.dst.view",
     "SparseConv2d": "sparsight.nn.conv",
     "SparseLinear": "sparsight.nn.linear",
+    "moe": "sparsight.moe",
+    "routers": "sparsight.moe",
+    "EntropyLoss": "sparsight.moe.balancers",
+    "ImportanceLoss": "sparsight.moe.balancers",
+    "LossFreeBias": "sparsight.moe.balancers",
+    "SwitchLoss": "sparsight.moe.balancers",
+    "ZLoss": "sparsight.moe.balancers",
+    "Capacity": "sparsight.moe.capacity",
+    "DefaultMoE": "sparsight.moe.dense",
+    "DenseMixer": "sparsight.moe.dense",
+    "GumbelStraightThrough": "sparsight.moe.dense",
+    "Reinforce": "sparsight.moe.dense",
+    "StraightThrough": "sparsight.moe.dense",
+    "MixtureOfDepths": "sparsight.moe.depth",
+    "GatingOnly": "sparsight.moe.estimators",
+    "Quadrature": "sparsight.moe.estimators",
+    "GLU": "sparsight.moe.experts",
+    "MLP": "sparsight.moe.experts",
+    "Mask": "sparsight.moe.gates",
+    "MoE": "sparsight.moe.layer",
+    "balance_loss": "sparsight.moe.model",
+    "follow_steps": "sparsight.moe.model",
+    "reinforce_loss": "sparsight.moe.model",
+    "Pool": "sparsight.moe.pool",
+    "Router": "sparsight.moe.routers",
+    "Routing": "sparsight.moe.routing",
+    "SparseMixer": "sparsight.moe.rules",
+    "SparseMixer2": "sparsight.moe.rules",
+    "SparseMixer2Star": "sparsight.moe.rules",
+    "euler": "sparsight.moe.rules",
+    "gauss2": "sparsight.moe.rules",
+    "gauss3": "sparsight.moe.rules",
+    "heun3": "sparsight.moe.rules",
+    "lobatto": "sparsight.moe.rules",
+    "midpoint": "sparsight.moe.rules",
+    "radau": "sparsight.moe.rules",
+    "simpson": "sparsight.moe.rules",
+    "upcycle": "sparsight.moe.upcycle",
     "Topology": "sparsight.topology",
 }
 
 __all__ = [
+    "GLU",
+    "MLP",
+    "Capacity",
+    "DefaultMoE",
+    "DenseMixer",
     "DenseMomentum",
+    "EntropyLoss",
     "Flops",
+    "GatingOnly",
+    "GumbelStraightThrough",
+    "ImportanceLoss",
     "Latent",
     "LayerView",
+    "LossFreeBias",
+    "Mask",
     "Method",
+    "MixtureOfDepths",
+    "MoE",
+    "Pool",
+    "Quadrature",
+    "Reinforce",
+    "Router",
+    "Routing",
     "SparseConv2d",
     "SparseLinear",
+    "SparseMixer",
+    "SparseMixer2",
+    "SparseMixer2Star",
     "Sparsifier",
+    "StraightThrough",
+    "SwitchLoss",
     "Topology",
+    "ZLoss",
     "acdc",
+    "balance_loss",
     "block",
     "by_name",
     "constant",
@@ -104,21 +195,33 @@ __all__ = [
     "distributions",
     "er",
     "erk",
+    "euler",
     "every",
     "exponential",
+    "follow_steps",
+    "gauss2",
+    "gauss3",
     "gmp",
     "granet",
     "grasp",
+    "heun3",
     "initial",
     "itop",
     "linear",
+    "lobatto",
     "lottery_ticket",
     "mest",
+    "midpoint",
+    "moe",
     "nm",
     "prune",
+    "radau",
+    "reinforce_loss",
     "rigl",
+    "routers",
     "schedules",
     "set_",
+    "simpson",
     "snfs",
     "snip",
     "sparsify",
@@ -127,6 +230,7 @@ __all__ = [
     "structures",
     "top_kast",
     "uniform",
+    "upcycle",
 ]
 
 
@@ -134,7 +238,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'sparsight' has no attribute '{name}'")
     home = import_module(_HOME[name])
-    value = getattr(home, name, None) or import_module(f"{home.__name__}.{name}")
+    if home.__name__ == f"sparsight.{name}":
+        value = home
+    else:
+        value = getattr(home, name, None) or import_module(f"{home.__name__}.{name}")
     globals()[name] = value
     return value
 
