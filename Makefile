@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test lint types format sanitize clean
 
 demo: $(READY)
 	$(BIN)/sparsight demo
@@ -22,6 +22,16 @@ types: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The kernels under AddressSanitizer and UBSan, built apart from the installed ones.
+sanitize: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check nanobind cmake
+	$(BIN)/cmake -S . -B build/sanitize -DSPARSIGHT_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug \
+	    -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	$(BIN)/cmake --build build/sanitize -j 2
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 SPARSIGHT_NATIVE="$$(ls build/sanitize/_native*.so)" \
+	    $(BIN)/python -m pytest tests/kernels tests/nn tests/dst/test_rewire.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

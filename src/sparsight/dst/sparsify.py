@@ -151,7 +151,7 @@ def _layer(
         target=first.topology.nnz,
         explored=Explored(first.topology),
         momentum=momentum,
-        why=why or "it gains",
+        why=why or ("asked for" if storage == "compressed" else "it gains"),
     )
     if method.latent is not None:
         own = chance.mix(seed, target.name)
