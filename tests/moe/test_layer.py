@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sparsight as sp
 from sparsight.moe import routers
+from sparsight.moe.stretch import stretch
 
 STATEFUL = {
     "bias": {"balance": (sp.LossFreeBias(0.01), sp.SwitchLoss(over="global"))},
@@ -241,6 +242,16 @@ def test_a_whole_layer_can_be_pickled(router):
     twin = pickle.loads(pickle.dumps(moe)).eval()
     x, ids = torch.randn(6, 8), torch.arange(6)
     assert torch.equal(twin(x, ids=ids), moe.eval()(x, ids=ids))
+
+
+def test_omega_scales_the_output_and_learns():
+    y = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    omega = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y, omega: stretch(y, omega, sp.Pool()), (y, omega))
+    moe = sp.MoE(8, 16, experts=4, estimator=sp.SparseMixer())
+    assert torch.equal(moe.omega, torch.ones(8))
+    moe(torch.randn(6, 8)).square().sum().backward()
+    assert moe.omega.grad.any()
 
 
 def test_default_moe_learns_means_once_a_step():

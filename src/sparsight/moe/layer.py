@@ -20,6 +20,7 @@ from sparsight.moe.pool import Pool
 from sparsight.moe.routers import Router
 from sparsight.moe.routing import Routing
 from sparsight.moe.sense import check_parts, check_sizes
+from sparsight.moe.stretch import stretch
 
 
 class MoE(nn.Module):
@@ -116,7 +117,7 @@ class MoE(nn.Module):
         if routing.rest is not None:
             y = y + (routing.rest @ self.ledger.defaults.to(routing.rest.dtype)).to(y.dtype)
         if self.omega is not None:
-            y = y * self.omega.to(y.dtype)
+            y = stretch(y, self.omega, self.pool)
         return y if self.shared is None else y + self.shared(rows)
 
     def _logits(self, rows: Tensor, ids: Tensor | None) -> Tensor:

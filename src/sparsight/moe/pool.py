@@ -80,12 +80,11 @@ class Pool:
         near = [s for s, chunks in self._free.items() if chunks and size <= s <= 2 * size]
         if near:
             return self._free[min(near)].pop()
-        # A request that finds nothing replaces a chunk of the wrong size, so that batches of changing
-        # sizes do not pile up chunks.
-        for chunks in self._free.values():
-            if chunks:
-                chunks.pop()
-                break
+        # A request that finds nothing replaces the next smaller chunk, so that growing batches do not pile
+        # up chunks. A larger one stays: it is some other buffer's, and costly to map again.
+        smaller = [s for s, chunks in self._free.items() if chunks and s < size]
+        if smaller:
+            self._free[max(smaller)].pop()
         raw = np.empty(size + _ALIGN, np.uint8)
         start = -raw.ctypes.data % _ALIGN
         return raw[start : start + size]
