@@ -102,6 +102,11 @@ def test_convnet_and_attention(printed):
     assert "still tied: True" in out
 
 
+def test_mixture_of_experts(printed):
+    out = printed("10_mixture_of_experts", steps=5)
+    assert "SparseMixer: error" in out
+
+
 def test_every_example_is_tested_and_runs_as_a_script():
     tested = re.findall(r'printed\("(\w+)"', Path(__file__).read_text())
     scripts = sorted(EXAMPLES.glob("*.py"))

@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from scipy import optimize as scipy_optimize
+from transformers.models.phimoe import modeling_phimoe as phimoe
+from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
 import sparsight as sp
 from sparsight.moe import gates
 from sparsight.moe.assignment import balanced_assignment, room
 from sparsight.moe.routing import choices
-
-scipy_optimize = pytest.importorskip("scipy.optimize")
-phimoe = pytest.importorskip("transformers.models.phimoe.modeling_phimoe")
-switch = pytest.importorskip("transformers.models.switch_transformers.modeling_switch_transformers")
 
 
 @pytest.fixture

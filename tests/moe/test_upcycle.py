@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import sparsight as sp
-
-transformers = pytest.importorskip("transformers")
 
 TINY = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
