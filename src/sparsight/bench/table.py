@@ -75,9 +75,11 @@ def render(rows: list[Row], memories: list[Memory]) -> str:
         ]
         for row in rows
     ]
+    averaged = means(rows)
+    shown = [name for name in names if any(name in of for _, _, of in averaged)]
     summary = [
-        [f"{count} thread(s)", f"{100 * sparsity:g} %", *(f"{of.get(n, math.nan):.2f}×" for n in names)]
-        for count, sparsity, of in means(rows)
+        [f"{count} thread(s)", f"{100 * sparsity:g} %", *(f"{of[name]:.2f}×" for name in shown)]
+        for count, sparsity, of in averaged
     ]
     taken = [[f"{100 * m.sparsity:g} %", f"{m.share:.3f}"] for m in memories]
     return "\n\n".join(
@@ -85,7 +87,7 @@ def render(rows: list[Row], memories: list[Memory]) -> str:
             f"{machine()}\nHow many times faster than dense torch: median (quartiles) of timings by turns.",
             text_table(head, body),
             "Geometric mean of forward+backward over the regular linear shapes:",
-            text_table(["", "sparsity", *names], summary),
+            text_table(["", "sparsity", *shown], summary),
             "Weights + gradients + Adam state + topology of the MLP, as a share of dense:",
             text_table(["sparsity", "memory"], taken),
         ]

@@ -106,7 +106,7 @@ def demo(*, seeds: int = 3, steps: int = 1500, density: float = 0.1) -> None:
     )
     columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeRemainingColumn())
     table = Table(title="mean over seeds (± standard deviation)")
-    for column in ("", "test accuracy", "existing weights", "training FLOPs / dense", "time [s]"):
+    for column in ("", "test accuracy", "existing weights", "training FLOPs / dense", "seconds"):
         table.add_column(column, justify="right" if column else "left")
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(contenders) * seeds * steps)
