@@ -10,6 +10,7 @@
 #include <string>
 
 #include "conv.h"
+#include "isa.h"
 #include "linear.h"
 #include "topk.h"
 
@@ -28,20 +29,19 @@ T* at(Address a) {
 Isa isa_of(const std::string& name) {
   for (Isa which : {Isa::portable, Isa::avx2, Isa::avx512, Isa::neon})
     if (name == isa_name(which)) return which;
-  throw std::invalid_argument("no instruction set is called " + name);
+  throw std::invalid_argument("no instruction set is called " + name + "; choose " + isa_choices());
 }
 
 template <class T>
-void forward(const Plan& plan, Address x, i64 batch, Address values, Address bias, bool relu, Address y,
-             int threads) {
-  linear_forward<T>(plan, at<T>(x), batch, at<T>(values), at<T>(bias), relu, at<T>(y), threads);
+void forward(const Plan& plan, Address x, i64 batch, Address values, Address bias, Address y, int threads) {
+  linear_forward<T>(plan, at<T>(x), batch, at<T>(values), at<T>(bias), at<T>(y), threads);
 }
 
 template <class T>
-void backward(const Plan& plan, Address dy, Address gate, Address x, i64 batch, Address values, Address dx, Address dvalues,
+void backward(const Plan& plan, Address dy, Address x, i64 batch, Address values, Address dx, Address dvalues,
               Address dbias, int threads) {
-  linear_backward<T>(plan, at<T>(dy), at<T>(gate), at<T>(x), batch, at<T>(values), at<T>(dx), at<T>(dvalues),
-                     at<T>(dbias), threads);
+  linear_backward<T>(plan, at<T>(dy), at<T>(x), batch, at<T>(values), at<T>(dx), at<T>(dvalues), at<T>(dbias),
+                     threads);
 }
 
 ConvShape shape_of(const std::vector<i64>& n) {

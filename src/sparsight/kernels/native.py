@@ -17,6 +17,7 @@ except ImportError as error:  # installed without a compiler, or built for anoth
     _native, _WHY = None, str(error)
 else:
     _WHY = ""
+    _native.isa()  # an unknown SPARSIGHT_ISA is an error here, before anything was computed
 
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -93,7 +94,7 @@ def linear(plan: Plan, x: Tensor, values: Tensor, bias: Tensor | None = None) ->
         _check("bias", bias, (plan.outputs,), values)
     y = x.new_empty((batch, plan.outputs))
     threads = torch.get_num_threads()
-    kernel(plan.native, _at(x), batch, _at(values), _at(bias), False, _at(y), threads)
+    kernel(plan.native, _at(x), batch, _at(values), _at(bias), _at(y), threads)
     return y
 
 
@@ -110,7 +111,7 @@ def linear_backward(
     dvalues = torch.empty_like(values)
     dbias = dy.new_empty((plan.outputs,)) if need_bias else None
     threads = torch.get_num_threads()
-    kernel(plan.native, _at(dy), 0, _at(x), batch, _at(values), _at(dx), _at(dvalues), _at(dbias), threads)
+    kernel(plan.native, _at(dy), _at(x), batch, _at(values), _at(dx), _at(dvalues), _at(dbias), threads)
     return dx, dvalues, dbias
 
 
