@@ -26,9 +26,13 @@ void load_tile(const T* x, i64 ld, int nb, i64 cols, T* xt, T* sums) {
           to += stride;
         });
         if (sums) {
-          R s = V::load(sums + c);
-          for (int i = 0; i < W; ++i) s = V::add(s, V::load(from + i * ld));
-          V::store(sums + c, s);
+          // Two sums, because one addition has to wait for the one before.
+          R even = V::load(sums + c), odd = V::zero();
+          for (int i = 0; i < W; i += 2) {
+            even = V::add(even, V::load(from + i * ld));
+            odd = V::add(odd, V::load(from + (i + 1) * ld));
+          }
+          V::store(sums + c, V::add(even, odd));
         }
       }
     }
@@ -40,6 +44,8 @@ void load_tile(const T* x, i64 ld, int nb, i64 cols, T* xt, T* sums) {
       }
   }
 }
+
+constexpr i64 kAhead = 64;
 
 template <class T>
 void store_tile(const T* yt, int nb, i64 rows, const T* bias, T* y, i64 ld) {
@@ -53,6 +59,8 @@ void store_tile(const T* yt, int nb, i64 rows, const T* bias, T* y, i64 ld) {
     for (i64 r = 0; r < whole; r += W) {
       const R shift = bias ? V::load(bias + r) : V::zero();
       T* to = y + b * ld + r;
+      // The lines of y after the next few: a store to memory that is in no cache has to read it first.
+      for (int i = 0; i < W; ++i) prefetch(to + i * ld + kAhead);
       V::load_transposed(yt + r * stride + b, stride, [&](int i, R row) __attribute__((always_inline)) {
         if (i < batch) V::store(to, V::add(row, shift));
         to += ld;
