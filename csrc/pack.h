@@ -17,8 +17,8 @@ void unpack_blocks(const i32* source, i64 count, const T* packed, T* values) {
     for (int b = 0; b < Block; ++b) values[source[i] * i64(Block) + b] = packed[i * Block + b];
 }
 
-// The weights from `first` to `last` of the pass. Block is a constant inside: a count of one that is only known at
-// run time makes the loop three times slower.
+// The weights from `first` to `last` of the pass. Block is a constant inside, so that the usual block of one does
+// not pay for an inner loop.
 template <class T>
 void pack(const Pass& pass, i64 first, i64 last, const T* values, T* packed) {
   const i32* source = pass.source.data() + first;
