@@ -11,6 +11,7 @@
 
 #include "conv.h"
 #include "index.h"
+#include "isa.h"
 #include "linear.h"
 #include "topk.h"
 
@@ -29,20 +30,19 @@ T* at(Address a) {
 Isa isa_of(const std::string& name) {
   for (Isa which : {Isa::portable, Isa::avx2, Isa::avx512, Isa::neon})
     if (name == isa_name(which)) return which;
-  throw std::invalid_argument("no instruction set is called " + name);
+  throw std::invalid_argument("no instruction set is called " + name + "; choose " + isa_choices());
 }
 
 template <class T>
-void forward(const Plan& plan, Address x, i64 batch, Address values, Address bias, bool relu, Address y,
-             int threads) {
-  linear_forward<T>(plan, at<T>(x), batch, at<T>(values), at<T>(bias), relu, at<T>(y), threads);
+void forward(const Plan& plan, Address x, i64 batch, Address values, Address bias, Address y, int threads) {
+  linear_forward<T>(plan, at<T>(x), batch, at<T>(values), at<T>(bias), at<T>(y), threads);
 }
 
 template <class T>
-void backward(const Plan& plan, Address dy, Address gate, Address x, i64 batch, Address values, Address dx, Address dvalues,
+void backward(const Plan& plan, Address dy, Address x, i64 batch, Address values, Address dx, Address dvalues,
               Address dbias, int threads) {
-  linear_backward<T>(plan, at<T>(dy), at<T>(gate), at<T>(x), batch, at<T>(values), at<T>(dx), at<T>(dvalues),
-                     at<T>(dbias), threads);
+  linear_backward<T>(plan, at<T>(dy), at<T>(x), batch, at<T>(values), at<T>(dx), at<T>(dvalues), at<T>(dbias),
+                     threads);
 }
 
 ConvShape shape_of(const std::vector<i64>& n) {
@@ -65,6 +65,8 @@ void convolve_backward(const Plan& plan, const std::vector<i64>& shape, Address 
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // torch.compile keeps what it traced until after the interpreter has gone; that is no leak of ours.
+  nb::set_leak_warnings(false);
   using Free = nb::call_guard<nb::gil_scoped_release>;
   m.def("isa", [] { return std::string(isa_name(isa())); });
   m.def("isa_available", [](const std::string& name) { return isa_available(isa_of(name)); });
@@ -115,6 +117,7 @@ NB_MODULE(_native, m) {
   m.def("indices_in", [](Address before, i64 n, Address after, i64 k, Address out) {
     indices_in(at<i64>(before), n, at<i64>(after), k, at<i64>(out));
   }, Free());
+  m.def("uniform", [](i64 first, i64 n, u64 seed, Address out) { uniform(first, n, seed, at<double>(out)); }, Free());
   m.def("set_bits", [](Address p, i64 n, Address bits) { set_bits(at<i64>(p), n, at<std::uint8_t>(bits)); }, Free());
 
   m.def("forward_f32", &forward<float>, Free());

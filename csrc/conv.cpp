@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "pack.h"
 #include "threads.h"
 #include "tile.h"
 
@@ -131,8 +132,7 @@ void conv_backward(const Plan& plan, const ConvShape& s, const T* dy, const T* x
     const i64 f0 = c0 * pass.chunk, f1 = std::min(plan.inputs, c1 * pass.chunk);
     const i64 first = f0 / s.taps(), last = f1 / s.taps(), side = (f1 - f0) * tiles.full + kSlack;
     for (i64 q = 0; q < pass.panels; ++q)
-      for (i64 k = pass.first_weight(q, c0); k < pass.first_weight(q, c1); ++k)
-        for (int b = 0; b < block; ++b) packed[k * block + b] = values[pass.source[k] * i64(block) + b];
+      pack(pass, pass.first_weight(q, c0), pass.first_weight(q, c1), values, packed + pass.first_weight(q, c0) * block);
     T* xs = scratch(Use::output).get<T>(2 * side);
     T* dxs = xs + side;
     T* dout = scratch(Use::input).get<T>(out * tiles.full);
@@ -162,8 +162,8 @@ void conv_backward(const Plan& plan, const ConvShape& s, const T* dy, const T* x
     }
     if (dvalues)
       for (i64 q = 0; q < pass.panels; ++q)
-        for (i64 k = pass.first_weight(q, c0); k < pass.first_weight(q, c1); ++k)
-          for (int b = 0; b < block; ++b) dvalues[pass.source[k] * i64(block) + b] = dpacked[k * block + b];
+        unpack(pass, pass.first_weight(q, c0), pass.first_weight(q, c1), dpacked + pass.first_weight(q, c0) * block,
+               dvalues);
   });
 }
 

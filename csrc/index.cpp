@@ -58,6 +58,14 @@ void indices_in(const i64* before, i64 before_count, const i64* after, i64 after
   }
 }
 
+void uniform(i64 first, i64 n, u64 seed, double* out) {
+  for (i64 i = 0; i < n; ++i) {
+    // As in chance.py: the order of the hash with its sign bit turned, in the 53 bits of a double.
+    const u64 hash = position_hash(u64(first + i), seed) ^ (u64(1) << 63);
+    out[i] = double(hash >> 11) * 0x1p-53;
+  }
+}
+
 void set_bits(const i64* positions, i64 n, std::uint8_t* bits) {
   for (i64 i = 0; i < n; ++i) bits[positions[i] >> 3] |= std::uint8_t(1u << (positions[i] & 7));
 }

@@ -20,6 +20,9 @@ void csr_of(const i64* positions, i64 n, i64 rows, i64 fan_in, i32* crow, i32* c
 // For each of `after`, its index in `before` or -1; both sorted.
 void indices_in(const i64* before, i64 before_count, const i64* after, i64 after_count, i64* out);
 
+// For the positions first, first + 1, ... a number in [0, 1) from their hash.
+void uniform(i64 first, i64 n, u64 seed, double* out);
+
 // Sets one bit for each position.
 void set_bits(const i64* positions, i64 n, std::uint8_t* bits);
 

@@ -1,8 +1,8 @@
 // Which instruction set runs: the best the processor has, or a lower one named by SPARSIGHT_ISA.
-#include <cstdlib>
-#include <cstring>
+#include "isa.h"
 
-#include "ops.h"
+#include <cstdlib>
+#include <stdexcept>
 
 #define SPS_DECLARE(NAME)                 \
   namespace sparsight::NAME {             \
@@ -27,10 +27,11 @@ Isa best() {
   Isa found = Isa::portable;
   for (Isa which : kAll)
     if (isa_available(which)) found = which;
-  if (const char* wish = std::getenv("SPARSIGHT_ISA"))
-    for (Isa which : kAll)
-      if (isa_available(which) && std::strcmp(wish, isa_name(which)) == 0) return which;
-  return found;
+  const char* wish = std::getenv("SPARSIGHT_ISA");
+  if (!wish || !*wish) return found;
+  for (Isa which : kAll)
+    if (isa_available(which) && std::string(wish) == isa_name(which)) return which;
+  throw std::invalid_argument("SPARSIGHT_ISA=" + std::string(wish) + " is not available here; choose " + isa_choices());
 }
 
 Isa& current() {
@@ -77,6 +78,13 @@ const char* isa_name(Isa which) {
     case Isa::neon: return "neon";
     default: return "portable";
   }
+}
+
+std::string isa_choices() {
+  std::string names;
+  for (Isa which : kAll)
+    if (isa_available(which)) names += (names.empty() ? "" : ", ") + std::string(isa_name(which));
+  return names;
 }
 
 Isa isa() { return current(); }

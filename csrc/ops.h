@@ -43,11 +43,10 @@ struct Window {
 template <class T>
 struct Ops {
   int lanes;  // elements in a vector
-  // xt[c][b] = x[b][c], zero where b >= nb. gate (optional, laid out as x): zero where gate <= 0.
-  // sums (optional): sums[c] += sum over b of what was read.
-  void (*load_tile)(const T* x, const T* gate, i64 ld, int nb, i64 cols, T* xt, T* sums);
-  // y[b][r] = yt[r][b] (+ bias[r]) (relu)
-  void (*store_tile)(const T* yt, int nb, i64 rows, const T* bias, bool relu, T* y, i64 ld);
+  // xt[c][b] = x[b][c], zero where b >= nb. sums (optional): sums[c] += sum over b of what was read.
+  void (*load_tile)(const T* x, i64 ld, int nb, i64 cols, T* xt, T* sums);
+  // y[b][r] = yt[r][b] (+ bias[r])
+  void (*store_tile)(const T* yt, int nb, i64 rows, const T* bias, T* y, i64 ld);
   // Rows f0 to f1 of the tile from the padded image, and all rows of so many channels back (adding). Image and
   // tile have a vector to spare at the end.
   void (*unfold)(const Window& window, const T* image, i64 f0, i64 f1, int rows, int stride, T* tile);
@@ -64,7 +63,7 @@ enum class Isa { portable, avx2, avx512, neon };
 
 template <class T>
 const Ops<T>& ops();        // the table of the instruction set in use
-Isa isa();                  // chosen once: the best of this processor, or what SPARSIGHT_ISA names
+Isa isa();                  // chosen once: the best of this processor, or what SPARSIGHT_ISA names (which throws where it names none)
 bool isa_available(Isa which);
 bool isa_force(Isa which);  // for tests; false where it is not available
 const char* isa_name(Isa which);

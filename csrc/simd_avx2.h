@@ -15,7 +15,6 @@ struct Vec<float> {
   static SPS_INLINE R add(R a, R b) { return _mm256_add_ps(a, b); }
   static SPS_INLINE R mul(R a, R b) { return _mm256_mul_ps(a, b); }
   static SPS_INLINE R fma(R a, R b, R c) { return _mm256_fmadd_ps(a, b, c); }
-  static SPS_INLINE R relu(R a) { return _mm256_max_ps(zero(), a); }
 
   using Four = const float*;
   static SPS_INLINE Four load4(const float* p) { return p; }
@@ -65,7 +64,6 @@ struct Vec<double> {
   static SPS_INLINE R add(R a, R b) { return _mm256_add_pd(a, b); }
   static SPS_INLINE R mul(R a, R b) { return _mm256_mul_pd(a, b); }
   static SPS_INLINE R fma(R a, R b, R c) { return _mm256_fmadd_pd(a, b, c); }
-  static SPS_INLINE R relu(R a) { return _mm256_max_pd(zero(), a); }
 
   using Four = const double*;
   static SPS_INLINE Four load4(const double* p) { return p; }

@@ -15,8 +15,6 @@ struct Vec<float> {
   static SPS_INLINE R add(R a, R b) { return _mm512_add_ps(a, b); }
   static SPS_INLINE R mul(R a, R b) { return _mm512_mul_ps(a, b); }
   static SPS_INLINE R fma(R a, R b, R c) { return _mm512_fmadd_ps(a, b, c); }
-  // The instruction returns its second operand when one is NaN, so NaN survives as in torch.
-  static SPS_INLINE R relu(R a) { return _mm512_max_ps(zero(), a); }
   // Four weights in one load, each broadcast from its register: the load ports have less to spare than port 5.
   using Four = __m512;
   static SPS_INLINE Four load4(const float* p) {
@@ -93,7 +91,6 @@ struct Vec<double> {
   static SPS_INLINE R add(R a, R b) { return _mm512_add_pd(a, b); }
   static SPS_INLINE R mul(R a, R b) { return _mm512_mul_pd(a, b); }
   static SPS_INLINE R fma(R a, R b, R c) { return _mm512_fmadd_pd(a, b, c); }
-  static SPS_INLINE R relu(R a) { return _mm512_max_pd(zero(), a); }
 
   using Four = const double*;
   static SPS_INLINE Four load4(const double* p) { return p; }

@@ -15,7 +15,6 @@ struct Vec<float> {
   static SPS_INLINE R add(R a, R b) { return vaddq_f32(a, b); }
   static SPS_INLINE R mul(R a, R b) { return vmulq_f32(a, b); }
   static SPS_INLINE R fma(R a, R b, R c) { return vfmaq_f32(c, a, b); }
-  static SPS_INLINE R relu(R a) { return vmaxq_f32(zero(), a); }  // propagates NaN
 
   using Four = const float*;
   static SPS_INLINE Four load4(const float* p) { return p; }
@@ -58,7 +57,6 @@ struct Vec<double> {
   static SPS_INLINE R add(R a, R b) { return vaddq_f64(a, b); }
   static SPS_INLINE R mul(R a, R b) { return vmulq_f64(a, b); }
   static SPS_INLINE R fma(R a, R b, R c) { return vfmaq_f64(c, a, b); }
-  static SPS_INLINE R relu(R a) { return vmaxq_f64(zero(), a); }
 
   using Four = const double*;
   static SPS_INLINE Four load4(const double* p) { return p; }

@@ -26,10 +26,6 @@ struct Vec {
     return a;
   }
   static SPS_INLINE R fma(R a, R b, R c) { return add(mul(a, b), c); }
-  static SPS_INLINE R relu(R a) {
-    for (int i = 0; i < W; ++i) a.v[i] = a.v[i] < 0 ? 0 : a.v[i];
-    return a;
-  }
 
   using Four = const T*;
   static SPS_INLINE Four load4(const T* p) { return p; }

@@ -7,9 +7,6 @@
 
 namespace sparsight {
 
-constexpr i64 kGroupBytes = 256 << 10;  // of each kind of tile that is kept in the second-level cache
-constexpr i64 kGroup = 2;               // tiles at once, where they fit
-
 // All tiles are full but the last, whose stride is as short as its rows allow.
 template <class T>
 struct Tiles {
@@ -21,9 +18,6 @@ struct Tiles {
   int rows(i64 t) const { return int(std::min<i64>(full, batch - begin(t))); }
   int vectors(i64 t) const { return (rows(t) + lanes - 1) / lanes; }
   int stride(i64 t) const { return vectors(t) * lanes; }
-  i64 group(i64 features) const {  // tiles to work on at once
-    return std::max<i64>(1, std::min(kGroup, kGroupBytes / std::max<i64>(1, features * full * i64(sizeof(T)))));
-  }
 };
 
 }  // namespace sparsight

@@ -7,12 +7,7 @@
 namespace sparsight::SPS_ISA {
 
 template <class T>
-SPS_INLINE T gated(const T* x, const T* gate, i64 at) {
-  return gate && gate[at] <= 0 ? T(0) : x[at];
-}
-
-template <class T>
-void load_tile(const T* x, const T* gate, i64 ld, int nb, i64 cols, T* xt, T* sums) {
+void load_tile(const T* x, i64 ld, int nb, i64 cols, T* xt, T* sums) {
   using V = Vec<T>;
   using R = typename V::R;
   constexpr int W = V::W;
@@ -26,37 +21,34 @@ void load_tile(const T* x, const T* gate, i64 ld, int nb, i64 cols, T* xt, T* su
       const T* from = x + b * ld;
       T* to = xt + b;
       for (; c < whole; c += W, from += W) {
-        T block[W * W];
-        const T* source = from;
-        i64 step = ld;
-        if (gate) {
-          for (int i = 0; i < W; ++i)
-            for (int j = 0; j < W; ++j) block[i * W + j] = gated(x, gate, (b + i) * ld + c + j);
-          source = block;
-          step = W;
-        }
-        V::load_transposed(source, step, [&](int, R column) __attribute__((always_inline)) {
+        V::load_transposed(from, ld, [&](int, R column) __attribute__((always_inline)) {
           V::store(to, column);
           to += stride;
         });
         if (sums) {
-          R s = V::load(sums + c);
-          for (int i = 0; i < W; ++i) s = V::add(s, V::load(source + i * step));
-          V::store(sums + c, s);
+          // Two sums, because one addition has to wait for the one before.
+          R even = V::load(sums + c), odd = V::zero();
+          for (int i = 0; i < W; i += 2) {
+            even = V::add(even, V::load(from + i * ld));
+            odd = V::add(odd, V::load(from + (i + 1) * ld));
+          }
+          V::store(sums + c, V::add(even, odd));
         }
       }
     }
     for (; c < cols; ++c)
       for (int i = 0; i < W; ++i) {
-        const T v = i < rows ? gated(x, gate, (b + i) * ld + c) : T(0);
+        const T v = i < rows ? x[(b + i) * ld + c] : T(0);
         xt[c * stride + b + i] = v;
         if (sums) sums[c] += v;
       }
   }
 }
 
+constexpr i64 kAhead = 64;
+
 template <class T>
-void store_tile(const T* yt, int nb, i64 rows, const T* bias, bool relu, T* y, i64 ld) {
+void store_tile(const T* yt, int nb, i64 rows, const T* bias, T* y, i64 ld) {
   using V = Vec<T>;
   using R = typename V::R;
   constexpr int W = V::W;
@@ -65,29 +57,17 @@ void store_tile(const T* yt, int nb, i64 rows, const T* bias, bool relu, T* y, i
   for (int b = 0; b < stride; b += W) {
     const int batch = nb - b < W ? nb - b : W;
     for (i64 r = 0; r < whole; r += W) {
-      const T* from = yt + r * stride + b;
+      const R shift = bias ? V::load(bias + r) : V::zero();
       T* to = y + b * ld + r;
-      if (batch == W && !bias && !relu) {
-        V::load_transposed(from, stride, [&](int, R row) __attribute__((always_inline)) {
-          V::store(to, row);
-          to += ld;
-        });
-      } else {
-        const R shift = bias ? V::load(bias + r) : V::zero();
-        V::load_transposed(from, stride, [&](int i, R row) __attribute__((always_inline)) {
-          row = V::add(row, shift);
-          if (relu) row = V::relu(row);
-          if (i < batch) V::store(to, row);
-          to += ld;
-        });
-      }
+      // The lines of y after the next few: a store to memory that is in no cache has to read it first.
+      for (int i = 0; i < W; ++i) prefetch(to + i * ld + kAhead);
+      V::load_transposed(yt + r * stride + b, stride, [&](int i, R row) __attribute__((always_inline)) {
+        if (i < batch) V::store(to, V::add(row, shift));
+        to += ld;
+      });
     }
     for (i64 r = whole; r < rows; ++r)
-      for (int i = 0; i < batch; ++i) {
-        T v = yt[r * stride + b + i];
-        if (bias) v += bias[r];
-        y[(b + i) * ld + r] = relu && v < 0 ? T(0) : v;
-      }
+      for (int i = 0; i < batch; ++i) y[(b + i) * ld + r] = yt[r * stride + b + i] + (bias ? bias[r] : T(0));
   }
 }
 

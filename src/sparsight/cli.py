@@ -50,14 +50,14 @@ def bench(
         console.print(f"written: {path}")
 
 
-def doctor(*, system: bool = False) -> None:
+def doctor(*, system: bool = True) -> None:
     """Say what runs on this machine.
 
     Args:
-        system: Show Python, torch, kernels, instruction sets and threads.
+        system: Python, torch, kernels, instruction sets and threads; so far the only thing it looks at.
     """
     if not system:
-        raise ValueError("doctor: only --system is there so far")
+        raise ValueError("doctor: there is nothing but the system to look at so far")
     from sparsight.kernels.system import report
 
     print(report())

@@ -10,7 +10,7 @@ from torch import nn
 import sparsight as sp
 from tests.dst.common import assert_same
 from tests.dst.test_errors import refuse, step_once
-from tests.dst.test_loops import RIGL, mlp
+from tests.dst.test_loops import RIGL, loss_of, mlp
 
 
 def trained(method, *, steps=12, density=0.3, **kwargs):
@@ -200,3 +200,86 @@ def test_an_error_in_a_latent_update_leaves_the_model_asleep():
     assert {n: int((sparse.layers[n].weight.param != 0).sum()) for n in counts} == counts
     sparse.method = good
     step_once(model, optimizer, 4)
+
+
+def probe(kind, model, x, y):
+    """A gradient that never reaches `.grad`: of the input, or of the weights, by torch.autograd.grad."""
+    loss = 50 * nn.functional.cross_entropy(model(x), y)
+    if kind == "input":
+        torch.autograd.grad(loss, x)
+    elif kind == "inputs=":
+        loss.backward(inputs=[x])
+    else:
+        torch.autograd.grad(loss, list(model.parameters()))
+
+
+@pytest.mark.parametrize("storage", ["masked", "compressed"])
+@pytest.mark.parametrize("kind", ["input", "inputs=", "weights"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_gradient_of_something_else_has_no_say_in_an_update(storage, kind, when):
+    outcomes = []
+    for probed in (False, True):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sparse = sp.sparsify(model, optimizer, density=0.3, method=sp.rigl(**RIGL), storage=storage)
+        for step in range(22):
+            x = torch.randn(8, 12, generator=torch.Generator().manual_seed(step + 900)).requires_grad_()
+            optimizer.zero_grad()
+            if probed and when == "before":
+                probe(kind, model, x, torch.zeros(8, dtype=torch.int64))
+            loss_of(model, step).backward()
+            if probed and when == "after":
+                probe(kind, model, x, torch.zeros(8, dtype=torch.int64))
+            optimizer.step()
+        outcomes.append(sparse)
+    assert outcomes[0].updates == outcomes[1].updates == 2
+    for name, topology in outcomes[0].topologies.items():
+        assert topology.same_as(outcomes[1].topologies[name])
+
+
+def test_a_checkpoint_of_a_compressed_model_without_the_sparsifiers_is_refused():
+    trained_model, _, _ = trained(sp.rigl(**RIGL), steps=25, storage="compressed")
+    model, optimizer, sparse = trained(sp.rigl(**RIGL), steps=0, storage="compressed")
+    model.load_state_dict(trained_model.state_dict())
+    with pytest.raises(ValueError, match="topology is not the one this Sparsifier knows"):
+        step_once(model, optimizer, 0)
+    assert sparse.step == 0
+
+
+@pytest.mark.parametrize("storage", ["masked", "compressed"])
+def test_the_dense_state_dict_fits_the_dense_model_and_averages_rightly(storage):
+    model, _, sparse = trained(sp.rigl(**RIGL), steps=15, storage=storage)
+    plain = mlp()
+    plain.load_state_dict(sparse.dense_state_dict())
+    x = torch.randn(4, 12)
+    torch.testing.assert_close(plain(x), model(x))
+
+
+def test_the_method_can_be_replaced_by_one_of_its_kind_alone():
+    model, optimizer, sparse = trained(sp.rigl(**RIGL), steps=5)
+    sparse.method = sp.set_(every=2)
+    for step in range(5, 9):
+        step_once(model, optimizer, step)
+    assert sparse.updates == 2
+    with pytest.raises(ValueError, match="method must be a Method"):
+        sparse.method = "set"
+    with pytest.raises(ValueError, match=r"'nm' cannot take over from 'set': .* keeps missing weights"):
+        sparse.method = sp.nm(2, 4)
+    with pytest.raises(ValueError, match="keeps a dense momentum"):
+        sparse.method = sp.snfs(steps=100, every=10)
+
+
+def test_compressed_layers_say_which_types_they_take():
+    model, _, _ = trained(sp.static(), steps=0, storage="compressed")
+    with pytest.raises(ValueError, match=r"expected inputs of torch.float32, got torch.float64"):
+        model(torch.zeros(2, 12, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"its weights are torch.bfloat16; use .*storage='masked'"):
+        model.bfloat16()(torch.zeros(2, 12, dtype=torch.bfloat16))
+
+
+def test_sparsifying_a_compressed_model_twice_says_so():
+    model, optimizer, _ = trained(sp.static(), steps=0, storage="compressed")
+    with pytest.raises(ValueError, match=r"layers \['0', '2', '4'\] are sparse already"):
+        sp.sparsify(model, optimizer, density=0.3, method=sp.static())
+    with pytest.raises(ValueError, match="the first argument must be the model, got SGD"):
+        sp.sparsify(optimizer, model, density=0.3, method=sp.static())

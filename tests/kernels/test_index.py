@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsight import Topology
+from sparsight import Topology, chance
 from sparsight.kernels import index, native
 
 
@@ -40,6 +40,12 @@ def test_topology_of(places, shape):
     assert fast.same_as(slow)
     assert fast.crow.dtype == slow.crow.dtype
     Topology(fast.shape, fast.crow, fast.col)  # and it would pass the checks that it was spared
+
+
+@given(st.integers(0, 2**40), st.integers(0, 50), st.integers(0, 2**64 - 1))
+def test_uniform(first, count, seed):
+    fast = index.uniform(first, count, seed, torch.device("cpu"))
+    assert torch.equal(fast, chance.uniform(torch.arange(first, first + count), seed))
 
 
 @given(positions(), positions())

@@ -1,5 +1,9 @@
 """Native kernels against their torch twins, for every instruction set this machine has."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -194,3 +198,16 @@ def test_the_report_says_what_runs():
     text = report()
     assert f"running {native.isa()}" in text
     assert torch.__version__ in text
+
+
+def test_unknown_isa_is_an_error_that_names_the_choices() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", "import sparsight.kernels.native"],
+        env={**os.environ, "SPARSIGHT_ISA": "sse9"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "SPARSIGHT_ISA=sse9" in run.stderr
+    assert all(name in run.stderr for name in INSTRUCTION_SETS if isa_available(name))

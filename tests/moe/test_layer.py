@@ -287,3 +287,30 @@ def test_densemixer_gives_the_router_the_dense_gradient_and_idle_experts_none():
     z = moe.router(x)
     (expected,) = torch.autograd.grad(z.softmax(1), moe.router.weight, p.grad)
     torch.testing.assert_close(moe.router.weight.grad, expected)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"estimator": "sparsemixer"}, "estimator must be one such as sp.SparseMixer"),
+        ({"estimator": sp.SparseMixer}, "estimator must be one such as sp.SparseMixer"),
+        ({"router": "softmax"}, "router must be one such as sp.routers.softmax"),
+        ({"balance": sp.SwitchLoss}, "balance must hold balancers such as sp.SwitchLoss"),
+        ({"balance": [0.01]}, "balance must hold balancers such as sp.SwitchLoss"),
+    ],
+)
+def test_parts_of_the_wrong_kind_are_refused_when_the_layer_is_built(parts, message):
+    with pytest.raises(ValueError, match=message):
+        sp.MoE(8, 16, experts=4, **parts)
+
+
+def test_steps_are_followed_once_and_by_the_right_optimizer():
+    moe = sp.MoE(8, 16, experts=4, balance=sp.LossFreeBias(0.1))
+    with pytest.raises(ValueError, match="holds none of the parameters"):
+        sp.follow_steps(moe, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0))
+    optimizer = torch.optim.SGD(moe.parameters(), lr=0.1)
+    following = sp.follow_steps(moe, optimizer)
+    with pytest.raises(ValueError, match="followed already"):
+        sp.follow_steps(moe, optimizer)
+    following.remove()
+    sp.follow_steps(moe, optimizer)

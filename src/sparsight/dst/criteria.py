@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsight import chance
 from sparsight.dst.view import LayerView
+from sparsight.kernels.index import uniform
 
 Score = Callable[[LayerView], Tensor]
 
@@ -39,7 +39,7 @@ def gradient(view: LayerView) -> Tensor:
 
 def random(view: LayerView) -> Tensor:
     """A number in [0, 1) for each position, fixed by the seed of this update (SET)."""
-    return chance.uniform(view.span, view.seed)
+    return uniform(view.first, view.size, view.seed, view.values.device)
 
 
 def signed_magnitude(view: LayerView) -> Tensor:

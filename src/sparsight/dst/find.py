@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn import Parameter
 
+from sparsight.nn.layer import SparseLayer
+
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
@@ -116,8 +118,11 @@ def find_targets(model: nn.Module, include: Sequence[str] | None, keep_dense: Se
             raise _no_match(pattern, "keep_dense", [target.name for target in chosen])
         chosen = left
     if not chosen:
+        sparse = [name for name, module in model.named_modules() if isinstance(module, SparseLayer)]
         raise ValueError(
-            "no layer to sparsify: the model has no trainable Linear, Conv or attention weight "
+            f"layers {sparse} are sparse already; densify() the Sparsifier that holds them first"
+            if sparse
+            else "no layer to sparsify: the model has no trainable Linear, Conv or attention weight "
             "left; name others with include=[...]"
         )
     return chosen

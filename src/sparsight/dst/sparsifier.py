@@ -18,6 +18,7 @@ from sparsight.dst.rewire import Quota, Rewiring, rewire
 from sparsight.dst.summary import summary_table
 from sparsight.nn.compressed import CompressedWeight
 from sparsight.nn.convert import decompress
+from sparsight.nn.layer import SparseLayer
 from sparsight.topology import Topology
 
 
@@ -33,7 +34,7 @@ class Sparsifier:
     ) -> None:
         self.model = model
         self.layers = layers
-        self.method = method
+        self._method = method
         self.target_density = density
         self.seed = seed
         self.step = 0
@@ -42,6 +43,7 @@ class Sparsifier:
         self._handles: list[Any] = []
         self._skipping = False
         self._versions: dict[str, int] = {}
+        self._known: dict[str, Topology] = {}
         self._prepare_next()
 
     # -- attaching -----------------------------------------------------------------------------
@@ -92,6 +94,25 @@ class Sparsifier:
             self.attach(optimizer)
         self._remember_versions()
 
+    @property
+    def method(self) -> Method:
+        """What drops and grows, how much and when. It may be replaced in mid-training."""
+        return self._method
+
+    @method.setter
+    def method(self, method: Method) -> None:
+        if not isinstance(method, Method):
+            raise ValueError(f"method must be a Method such as sp.rigl(steps=10_000), got {method!r}")
+        for part in ("latent", "momentum"):
+            if (getattr(method, part) is None) != (getattr(self._method, part) is None):
+                raise ValueError(
+                    f"method '{method.name}' cannot take over from '{self._method.name}': one of them keeps "
+                    f"{'missing weights' if part == 'latent' else 'a dense momentum'} and the other does "
+                    "not; densify() and sparsify anew"
+                )
+        self._method = method
+        self._prepare_next()
+
     # -- reading -------------------------------------------------------------------------------
 
     @property
@@ -138,6 +159,21 @@ class Sparsifier:
         """Take over a saved state; a state of another model is refused and changes nothing."""
         state.unpack(self, saved)
         self._prepare_next()
+
+    def dense_state_dict(self) -> dict[str, Tensor]:
+        """The model's state_dict with every compressed weight as an ordinary dense one, zeros included.
+
+        For export, and for averages over time: after a rewiring the same place in a compressed parameter
+        holds another weight, so an average must be taken over the dense ones.
+        """
+        dense = dict(self.model.state_dict())
+        for name, module in self.model.named_modules():
+            if isinstance(module, SparseLayer):
+                prefix = f"{name}." if name else ""
+                for key in ("values", "crow", "col"):
+                    del dense[prefix + key]
+                dense[f"{prefix}weight"] = module.weight.detach()
+        return dense
 
     def enforce(self) -> None:
         """Set missing weights to zero, after a change of the weights that no optimizer made."""
@@ -203,12 +239,19 @@ class Sparsifier:
 
     def _remember_versions(self) -> None:
         self._versions = {n: layer.weight.param._version for n, layer in self.layers.items()}
+        self._known = self.topologies
 
     def _refuse_strays(self) -> None:
         """Weights that appeared at missing positions since our last look come from outside."""
         for name, layer in self.layers.items():
             if layer.weight.param._version == self._versions[name]:
                 continue
+            known = self._known[name]
+            if layer.topology is not known and not layer.topology.same_as(known):
+                raise ValueError(
+                    f"layer '{name}': its topology is not the one this Sparsifier knows. A checkpoint of "
+                    "the model was loaded: load the Sparsifier's state_dict as well"
+                )
             if strays := layer.weight.strays():
                 raise ValueError(
                     f"layer '{name}': {strays} weights that do not exist in its topology are not "

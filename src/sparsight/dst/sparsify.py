@@ -55,6 +55,8 @@ def sparsify(
     >>> sum(topology.nnz for topology in sparse.topologies.values())
     237
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the first argument must be the model, got {type(model).__name__}")
     _check_arguments(method, distribution, storage)
     targets = find_targets(model, include, keep_dense)
     weights = {target.name: target.param for target in targets}
@@ -113,7 +115,7 @@ def _spread(
         return spread, sum(counts.values()) / sum(weight.numel() for weight in weights.values())
     if density is None:
         raise ValueError(f"method '{method.name}' needs a density in (0, 1], got none")
-    if not 0 < density <= 1:
+    if not (isinstance(density, int | float) and 0 < density <= 1):
         raise ValueError(f"density must lie in (0, 1], got {density}")
     if method.latent is not None and (method.latent.backward or 1.0) < density:
         raise ValueError(

@@ -38,8 +38,12 @@ class LayerView:
     @property
     def span(self) -> Tensor:
         """The flat positions that a grow score must cover."""
-        count = self.topology.size if self.count is None else self.count
-        return torch.arange(self.first, self.first + count, device=self.values.device)
+        return torch.arange(self.first, self.first + self.size, device=self.values.device)
+
+    @property
+    def size(self) -> int:
+        """How many positions that is."""
+        return self.topology.size if self.count is None else self.count
 
     def blocks(self) -> Iterator[LayerView]:
         """The layer in the pieces in which its dense gradient exists."""

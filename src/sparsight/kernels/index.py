@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from sparsight.chance import hashes
+from sparsight import chance
 from sparsight.kernels import native
 from sparsight.topology import Topology
 
@@ -50,7 +50,7 @@ def best_in_torch(scores: Tensor, count: int, positions: Tensor, seed: int) -> T
     tied = (scores == threshold).nonzero().squeeze(1)
     if short < tied.numel():
         # The hash is a bijection of the position, so no tie is left.
-        tied = tied[hashes(positions[tied], seed).topk(short, largest=False).indices]
+        tied = tied[chance.hashes(positions[tied], seed).topk(short, largest=False).indices]
     chosen[tied] = True
     return chosen
 
@@ -118,6 +118,13 @@ def indices_in_torch(before: Tensor, after: Tensor) -> Tensor:
         return torch.full_like(after, -1)
     index = torch.searchsorted(before, after).clamp_(max=before.numel() - 1)
     return torch.where(before[index] == after, index, -1)
+
+
+def uniform(first: int, count: int, seed: int, device: torch.device) -> Tensor:
+    """A number in [0, 1) for each of the positions first, first + 1, …; the twin is `chance.uniform`."""
+    if native.available() and device.type == "cpu":
+        return native.uniform(first, count, seed)
+    return chance.uniform(torch.arange(first, first + count, device=device), seed)
 
 
 def set_bits(positions: Tensor, bits: Tensor) -> None:

@@ -18,6 +18,7 @@ except ImportError as error:  # installed without a compiler, or built for anoth
     _native, _WHY = None, str(error)
 else:
     _WHY = ""
+    _native.isa()  # an unknown SPARSIGHT_ISA is an error here, before anything was computed
 
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
 _MASK64 = (1 << 64) - 1
@@ -95,7 +96,7 @@ def linear(plan: Plan, x: Tensor, values: Tensor, bias: Tensor | None = None) ->
         _check("bias", bias, (plan.outputs,), values)
     y = x.new_empty((batch, plan.outputs))
     threads = torch.get_num_threads()
-    kernel(plan.native, _at(x), batch, _at(values), _at(bias), False, _at(y), threads)
+    kernel(plan.native, _at(x), batch, _at(values), _at(bias), _at(y), threads)
     return y
 
 
@@ -112,7 +113,7 @@ def linear_backward(
     dvalues = torch.empty_like(values)
     dbias = dy.new_empty((plan.outputs,)) if need_bias else None
     threads = torch.get_num_threads()
-    kernel(plan.native, _at(dy), 0, _at(x), batch, _at(values), _at(dx), _at(dvalues), _at(dbias), threads)
+    kernel(plan.native, _at(dy), _at(x), batch, _at(values), _at(dx), _at(dvalues), _at(dbias), threads)
     return dx, dvalues, dbias
 
 
@@ -221,6 +222,13 @@ def indices_in(before: Tensor, after: Tensor) -> Tensor:
     """For each of `after` its index in `before`, or −1; both sorted int64."""
     out = torch.empty_like(after)
     _native.indices_in(_at(before), before.numel(), _at(after), after.numel(), _at(out))
+    return out
+
+
+def uniform(first: int, count: int, seed: int) -> Tensor:
+    """A number in [0, 1) for each of the positions first, first + 1, …, float64."""
+    out = torch.empty(count, dtype=torch.float64)
+    _native.uniform(first, count, seed & _MASK64, _at(out))
     return out
 
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 _BLOCK = 1 << 18
 """Positions in a block: about a megabyte of float32."""
+
+
+def _pass() -> int:
+    """The number of the backward pass that is under way."""
+    return int(torch._C._current_graph_task_id())
 
 
 class Tap:
@@ -22,15 +28,18 @@ class Tap:
     def __init__(self, geometry: tuple[tuple[int, int], ...] = ()) -> None:
         self.geometry = geometry
         self.pairs: list[tuple[Tensor, Tensor]] = []
-        self._arriving: list[tuple[Tensor, Tensor]] = []
+        self._arriving: list[tuple[int, Tensor, Tensor]] = []
 
     def collect(self, x: Tensor, dy: Tensor) -> None:
         """Called by a backward pass. Compiled code reuses its buffers, hence the copies."""
-        self._arriving.append((x.detach().clone(), dy.detach().clone()))
+        self._arriving.append((_pass(), x.detach().clone(), dy.detach().clone()))
 
     def settle(self, *, anew: bool) -> None:
-        """A backward pass has reached the parameter: what arrived joins the step, or begins a new one."""
-        self.pairs = self._arriving if anew else self.pairs + self._arriving
+        """This backward pass was added to the parameter's gradient: so is what it left here, or it begins
+        a new step. What other passes left (for a gradient of something else) is forgotten.
+        """
+        arrived = [(x, dy) for number, x, dy in self._arriving if number == _pass()]
+        self.pairs = arrived if anew else self.pairs + arrived
         self._arriving = []
 
     def blocks(self, size: int = _BLOCK) -> Iterator[tuple[int, Tensor]]:

@@ -111,4 +111,11 @@ def follow_steps(model: nn.Module, optimizer: Optimizer) -> Following:
     """
     if not any(True for _ in routed_layers(model)):
         raise ValueError("follow_steps: this model has no MoE or MixtureOfDepths layer")
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not any(id(p) in held for layer in routed_layers(model) for p in layer.parameters()):
+        raise ValueError("follow_steps: the optimizer holds none of the parameters of the model's layers")
+    for hook in optimizer._optimizer_step_post_hooks.values():
+        other = getattr(hook, "__self__", None)
+        if isinstance(other, Following) and other.model is model:
+            raise ValueError("follow_steps: this optimizer is followed already, and would count twice")
     return Following(model, optimizer)

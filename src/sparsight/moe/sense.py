@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 
@@ -29,6 +30,13 @@ def check_parts(
     causal: bool | None,
 ) -> None:
     """Refuse what cannot work together."""
+    if not isinstance(router, Router):
+        raise ValueError(f"MoE: router must be one such as sp.routers.softmax(), got {router!r}")
+    if estimator is not None and not _can_be_called(estimator):
+        raise ValueError(f"MoE: estimator must be one such as sp.SparseMixer(), got {estimator!r}")
+    for part in balance:
+        if isinstance(part, type) or not hasattr(part, "loss"):
+            raise ValueError(f"MoE: balance must hold balancers such as sp.SwitchLoss(), got {part!r}")
     for reason in (
         *_router_reasons(router, estimator, capacity, k),
         *_estimator_reasons(router, estimator, capacity, k),
@@ -42,6 +50,17 @@ def check_parts(
             UserWarning,
             stacklevel=4,
         )
+
+
+def _can_be_called(estimator: object) -> bool:
+    """Whether it takes what an estimator is given; a factory that was not called does not."""
+    if not callable(estimator):
+        return False
+    try:
+        inspect.signature(estimator).bind(None, 1, score=None, bias=None, training=True)
+    except TypeError:
+        return False
+    return True
 
 
 def _router_reasons(

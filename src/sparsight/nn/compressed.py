@@ -27,6 +27,7 @@ class CompressedWeight:
         self.param = modules[0].values
         self._tap: Tap | None = None
         self._raw: Tensor | None = None
+        self._pending: tuple[Tensor, bool] | None = None
         self._accumulation = Accumulation()
         self._handles: list[Any] = []
 
@@ -39,7 +40,7 @@ class CompressedWeight:
     def collect(self, wanted: bool) -> None:
         """Forget what was collected; collect what a dense gradient needs from now on, or do not."""
         self.unhook()
-        self._raw = None
+        self._raw = self._pending = None
         self._tap = Tap(self.modules[0].geometry) if wanted and self.param.requires_grad else None
         for module in self.modules:
             module.tap = self._tap
@@ -50,7 +51,7 @@ class CompressedWeight:
         if self._tap is not None and not self._handles:
             self._handles = [
                 self.param.register_hook(self._on_grad),
-                self.param.register_post_accumulate_grad_hook(self._accumulation.added),
+                self.param.register_post_accumulate_grad_hook(self._on_accumulated),
             ]
 
     def unhook(self) -> None:
@@ -59,10 +60,17 @@ class CompressedWeight:
         self._handles = []
 
     def _on_grad(self, grad: Tensor) -> None:
-        assert self._tap is not None
+        # Not every gradient that is computed is added to `.grad` (torch.autograd.grad): wait and see.
         anew = self._raw is None or self._accumulation.begins_anew(self.param)
-        self._tap.settle(anew=anew)
-        self._raw = grad.detach().clone() if anew or self._raw is None else self._raw + grad.detach()
+        self._pending = (grad.detach().clone(), anew)
+
+    def _on_accumulated(self, param: Tensor) -> None:
+        self._accumulation.added(param)
+        if self._tap is not None and self._pending is not None:
+            grad, anew = self._pending
+            self._tap.settle(anew=anew)
+            self._raw = grad if anew or self._raw is None else self._raw + grad
+            self._pending = None
 
     @property
     def has_dense_grad(self) -> bool:
@@ -78,7 +86,13 @@ class CompressedWeight:
             yield row * self.topology.fan_in, block if factor == 1 else block * factor
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handles": [], "_tap": self._tap is not None, "_raw": None}
+        return {
+            **self.__dict__,
+            "_handles": [],
+            "_tap": self._tap is not None,
+            "_raw": None,
+            "_pending": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

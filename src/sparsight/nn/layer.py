@@ -58,7 +58,7 @@ class SparseLayer(nn.Module, ABC):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as a dense tensor, made anew at each call."""
+        """The weight as a dense tensor, made anew at each call: to look at, writing to it changes nothing."""
         topology = self.topology
         flat = self.values.new_zeros(topology.size)
         flat[topology.positions()] = self.layout.by_position(self.values)
@@ -87,8 +87,15 @@ class SparseLayer(nn.Module, ABC):
                 f"{type(self).__name__} computes on the CPU, got inputs on {x.device} and weights on "
                 f"{self.values.device}; use sparsify(..., storage='masked') on other devices"
             )
-        if x.dtype != self.values.dtype:
+        if self.values.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{type(self).__name__} computes in float32 or float64, its weights are "
+                f"{self.values.dtype}; use sparsify(..., storage='masked') for other types"
+            )
+        if x.dtype in (torch.bfloat16, torch.float16):
             x = x.to(self.values.dtype)  # autocast hands us 16 bits; the kernels compute in 32
+        if x.dtype != self.values.dtype:
+            raise ValueError(f"{type(self).__name__}: expected inputs of {self.values.dtype}, got {x.dtype}")
         y: Tensor
         if torch.compiler.is_compiling():
             flat = [number for pair in self.geometry for number in pair]

@@ -34,6 +34,7 @@ class MaskedWeight:
         self._awake = False
         self._collecting = False
         self._dense_grad: Tensor | None = None
+        self._pending: tuple[Tensor, bool] | None = None
         self._accumulation = Accumulation()
         self._handles: list[Any] = []
         self.zero_missing()
@@ -47,7 +48,7 @@ class MaskedWeight:
             return
         self._handles = [
             self.param.register_hook(self._on_grad),
-            self.param.register_post_accumulate_grad_hook(self._accumulation.added),
+            self.param.register_post_accumulate_grad_hook(self._on_accumulated),
         ]
 
     def unhook(self) -> None:
@@ -64,12 +65,18 @@ class MaskedWeight:
 
     def _on_grad(self, grad: Tensor) -> Tensor:
         if self._collecting:
-            if self._dense_grad is None or self._accumulation.begins_anew(self.param):
-                self._dense_grad = grad.detach().clone()
-            else:
-                self._dense_grad += grad.detach()
+            # Not every gradient that is computed is added to `.grad` (torch.autograd.grad): wait and see.
+            anew = self._dense_grad is None or self._accumulation.begins_anew(self.param)
+            self._pending = (grad.detach().clone(), anew)
         self._follow(grad)
         return grad.masked_fill(self._untrained, 0)
+
+    def _on_accumulated(self, param: Tensor) -> None:
+        self._accumulation.added(param)
+        if self._pending is not None:
+            grad, anew = self._pending
+            self._dense_grad = grad if anew or self._dense_grad is None else self._dense_grad + grad
+            self._pending = None
 
     def _follow(self, tensor: Tensor) -> None:
         """Move the masks after a model that was moved to another device."""
@@ -83,7 +90,7 @@ class MaskedWeight:
 
     def collect(self, wanted: bool) -> None:
         """Forget what was collected; collect the dense gradient from now on, or do not."""
-        self._collecting, self._dense_grad = wanted, None
+        self._collecting, self._dense_grad, self._pending = wanted, None, None
 
     @property
     def has_dense_grad(self) -> bool:

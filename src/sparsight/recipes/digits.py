@@ -91,6 +91,8 @@ def demo(*, seeds: int = 3, steps: int = 1500, density: float = 0.1) -> None:
 
     if not 0 < density <= 1:
         raise ValueError(f"density must lie in (0, 1], got {density}")
+    if seeds < 1 or steps < 140:
+        raise ValueError(f"expected at least 1 seed and 140 steps, got seeds={seeds}, steps={steps}")
     share = f"{100 * (1 - density):g} %"
     contenders: dict[str, sp.Method | None] = {
         "dense": None,
