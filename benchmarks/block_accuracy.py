@@ -12,7 +12,7 @@ import sparsight as sp
 from sparsight.dst.summary import text_table
 from sparsight.recipes.data import images
 
-BATCH, EPOCHS, SEEDS = 128, 4, 3
+BATCH, EPOCHS, SEEDS = 128, 2, 3
 
 
 def accuracy(data, sparsity: float, rows: int, seed: int) -> float:
