@@ -15,6 +15,8 @@ from sparsight.kernels.ops import Geometry, SparseFunction
 from sparsight.kernels.taps import Tap
 from sparsight.topology import Topology
 
+_TYPES = (torch.float32, torch.float64)
+
 
 class SparseLayer(nn.Module, ABC):
     """A layer whose parameter `values` is the vector of its existing weights; CPU, float32 or float64.
@@ -82,31 +84,33 @@ class SparseLayer(nn.Module, ABC):
 
     def _compute(self, x: Tensor) -> Tensor:
         """The operation on inputs whose shape the layer has checked."""
-        if x.device.type != "cpu" or self.values.device.type != "cpu":
-            raise ValueError(
-                f"{type(self).__name__} computes on the CPU, got inputs on {x.device} and weights on "
-                f"{self.values.device}; use sparsify(..., storage='masked') on other devices"
-            )
-        if self.values.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"{type(self).__name__} computes in float32 or float64, its weights are "
-                f"{self.values.dtype}; use sparsify(..., storage='masked') for other types"
-            )
-        if x.dtype in (torch.bfloat16, torch.float16):
-            x = x.to(self.values.dtype)  # autocast hands us 16 bits; the kernels compute in 32
-        if x.dtype != self.values.dtype:
-            raise ValueError(f"{type(self).__name__}: expected inputs of {self.values.dtype}, got {x.dtype}")
+        values, bias = self.values, self.bias
+        if not (x.is_cpu and values.is_cpu and x.dtype == values.dtype and x.dtype in _TYPES):
+            x = self._admitted(x)
         y: Tensor
         if torch.compiler.is_compiling():
             flat = [number for pair in self.geometry for number in pair]
-            y = torch.ops.sparsight.apply(
-                x, self.values, self.bias, self._handles, self.crow.shape[0] - 1, flat
-            )
+            y = torch.ops.sparsight.apply(x, values, bias, self._handles, self.crow.shape[0] - 1, flat)
         else:
-            y = SparseFunction.apply(
-                x.contiguous(), self.values, self.bias, self.layout.plan, self._tap, self.geometry
-            )
+            y = SparseFunction.apply(x.contiguous(), values, bias, self.layout.plan, self._tap, self.geometry)
         return y
+
+    def _admitted(self, x: Tensor) -> Tensor:
+        """Inputs that are not of the usual kind: converted, or refused with the reason."""
+        values, name = self.values, type(self).__name__
+        if not (x.is_cpu and values.is_cpu):
+            raise ValueError(
+                f"{name} computes on the CPU, got inputs on {x.device} and weights on {values.device}; "
+                "use sparsify(..., storage='masked') on other devices"
+            )
+        if values.dtype not in _TYPES:
+            raise ValueError(
+                f"{name} computes in float32 or float64, its weights are {values.dtype}; "
+                "use sparsify(..., storage='masked') for other types"
+            )
+        if x.dtype not in (torch.bfloat16, torch.float16):
+            raise ValueError(f"{name}: expected inputs of {values.dtype}, got {x.dtype}")
+        return x.to(values.dtype)  # autocast hands us 16 bits; the kernels compute in 32
 
     def _take(self, topology: Topology) -> None:
         self.layout = layout_of(topology)
