@@ -50,6 +50,8 @@ class SparseLinear(SparseLayer):
             raise ValueError(
                 f"SparseLinear: expected inputs of width {self.in_features}, got shape {tuple(x.shape)}"
             )
+        if x.dim() == 2:  # the usual case, spared two views
+            return self._compute(x)
         y = self._compute(x.reshape(-1, self.in_features))
         return y.view(*x.shape[:-1], self.out_features)
 
