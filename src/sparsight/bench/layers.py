@@ -51,7 +51,6 @@ LINEAR = [
 ]
 ODD = LINEAR[-1]
 CONV = [ConvShape(32, 64, 32), ConvShape(32, 128, 16)]
-SPARSITIES = [0.80, 0.90, 0.95, 0.98, 0.99]
 
 
 @dataclass(frozen=True)

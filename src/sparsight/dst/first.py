@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sparsight import chance
 from sparsight.dst.distributions import Distribution, total_budget
-from sparsight.dst.method import Method
+from sparsight.dst.method import Method, counts_by_ranking
 from sparsight.dst.rewire import Fill, Structure
-from sparsight.kernels.index import best, topology_of
+from sparsight.kernels.index import topology_of
 from sparsight.topology import Topology
 
 
@@ -32,7 +32,7 @@ def first_topologies(
     sizes = {name: tuple(weight.shape) for name, weight in weights.items()}
     scores = None if method.initial is None else method.initial(weights)
     if scores is not None and method.initial_scope == "global":
-        budgets = _global_counts(scores, total_budget(sizes, density))
+        budgets = counts_by_ranking(scores, total_budget(sizes, density))
     else:
         budgets = _counts(spread, sizes, density, method.structure)
     starts = budgets
@@ -59,19 +59,6 @@ def _counts(
         except ValueError as error:
             raise ValueError(f"layer '{name}': {error}") from None
     return fitted
-
-
-def _global_counts(scores: Mapping[str, Tensor], budget: int) -> dict[str, int]:
-    """One ranking over all layers; each has at least its best weight."""
-    ranked = []
-    for score in scores.values():
-        score = score.double().cpu()
-        score[score.argmax()] = torch.inf
-        ranked.append(score)
-    everything = torch.cat(ranked)
-    chosen = best(everything, budget, torch.arange(everything.numel()), seed=0)
-    parts = chosen.split([score.numel() for score in ranked])
-    return {name: int(part.sum()) for name, part in zip(scores, parts, strict=True)}
 
 
 def _topology(

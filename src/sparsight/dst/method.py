@@ -70,22 +70,25 @@ def by_layer(
     return {n: quota_for(v.topology.nnz, totals[n], fraction) for n, v in views.items()}
 
 
+def counts_by_ranking(scores: Mapping[str, Tensor], total: int) -> dict[str, int]:
+    """How many of the `total` best scores of all layers together each layer has; each at least its best."""
+    ranked = []
+    for own in scores.values():
+        own = own.detach().double().cpu().clone()
+        own[own.argmax()] = math.inf  # no layer is left empty
+        ranked.append(own)
+    everything = torch.cat(ranked)
+    chosen = best(everything, total, torch.arange(everything.numel()), seed=0)
+    parts = chosen.split([own.numel() for own in ranked])
+    return {name: int(part.sum()) for name, part in zip(scores, parts, strict=True)}
+
+
 def by_global_score(
     views: Mapping[str, LayerView], totals: Mapping[str, int], fraction: float, drop: Score
 ) -> dict[str, Quota]:
     """The layers compete: one ranking of all existing weights decides how many each one holds."""
-    ranked = []
-    for view in views.values():
-        scores = drop(view).double().cpu()
-        scores[scores.argmax()] = math.inf  # no layer is left empty
-        ranked.append(scores)
-    scores = torch.cat(ranked)
-    chosen = best(scores, sum(totals.values()), torch.arange(scores.numel()), seed=0)
-    parts = chosen.split([view.topology.nnz for view in views.values()])
-    return {
-        name: quota_for(view.topology.nnz, int(part.sum()), fraction)
-        for (name, view), part in zip(views.items(), parts, strict=True)
-    }
+    counts = counts_by_ranking({n: drop(view) for n, view in views.items()}, sum(totals.values()))
+    return {n: quota_for(view.topology.nnz, counts[n], fraction) for n, view in views.items()}
 
 
 def by_mean_momentum(
