@@ -1,4 +1,4 @@
-"""The reading end of the store: whole histories for rules, thinned series for pages. Never blocks the writer."""
+"""The reading end of the store: whole histories for rules, thinned series for pages."""
 
 from __future__ import annotations
 
@@ -69,11 +69,14 @@ def _events(connection: sqlite3.Connection, after: int = 0) -> list[tuple[int, E
         "ORDER BY id",
         (after,),
     )
-    return [(row[0], Event(*row[1:7], json.loads(row[7]), row[8])) for row in rows]
+    return [
+        (id_, Event(step, kind, rule, severity, place, message, json.loads(data), time))
+        for id_, step, kind, rule, severity, place, message, data, time in rows
+    ]
 
 
 def read_series(run: Path | str, name: str, where: str = "", points: int | None = None) -> Series:
-    """One series; with `points`, about that many readings of it, evenly spaced, the first and last included."""
+    """One series; with `points`, about that many of its readings, evenly spaced, with the first and last."""
     with _opened(run) as connection:
         row = connection.execute(
             "SELECT id FROM series WHERE name = ? AND place = ?", (name, where)

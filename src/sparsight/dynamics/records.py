@@ -1,4 +1,4 @@
-"""What a run leaves behind: numbers measured at a step, and events. Plain data, known to writer and reader."""
+"""What a run leaves behind: numbers measured at a step, and events. Plain data."""
 
 from __future__ import annotations
 

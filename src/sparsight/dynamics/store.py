@@ -214,7 +214,7 @@ def _open(file: Path) -> sqlite3.Connection:
 
 
 def _lock(folder: Path) -> sqlite3.Connection:
-    """Held by the writer and released by the system when it dies: an exclusive lock on a file beside the store."""
+    """An exclusive lock on a file beside the store: the system releases it when its holder dies."""
     lock = sqlite3.connect(folder / "writer.lock", timeout=0, isolation_level=None, check_same_thread=False)
     try:
         lock.execute("BEGIN EXCLUSIVE")
