@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparsight.dynamics import subject
+from sparsight.dynamics.hugging_face import hugging_face
 from sparsight.dynamics.routes import Adapter, routed
 from sparsight.dynamics.store import FILE, Store, StoreError
 from sparsight.dynamics.watch import Sink, Watch
@@ -63,7 +64,7 @@ def watch(
             optimizer,
             store,
             every=every,
-            adapters=(*adapters, routed),
+            adapters=(*adapters, routed, hugging_face),
             sinks=sinks,
             config=config or {},
         )

@@ -77,8 +77,8 @@ class Unit:
         """Norm of the weights, estimated from the sample."""
         total = 0.0
         for sample in self.samples:
-            size = sample.part.param.numel() if sample.part.index is None else sample.part.param[0].numel()
-            total += float(sample.weights().float().square().mean()) * size if len(sample.at) else 0.0
+            mean = float(sample.weights().float().square().mean()) if len(sample.at) else 0.0
+            total += mean * sample.part.numel
         return math.sqrt(total)
 
 

@@ -80,7 +80,7 @@ class Sample:
     def renew(self, count: int | None) -> None:
         """Choose anew, from `count` existing weights: after a rewiring another weight is in the place."""
         param = self.part.param
-        total = param.numel() if self.part.index is None else param[0].numel()
+        total = self.part.numel
         picked = offsets(total if count is None else count, self._salt)
         if self._existing is not None and count is not None:
             picked = self._existing(picked)
@@ -111,4 +111,4 @@ def squared_norm(part: Part) -> Tensor | None:
     grad = part.param.grad
     if grad is None:
         return None
-    return (grad if part.index is None else grad[part.index]).float().square().sum()
+    return part.cut(grad).float().square().sum()

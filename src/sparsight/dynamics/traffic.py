@@ -38,7 +38,7 @@ class Traffic:
         """Count a forward pass; look closer if the step ends in a reading."""
         load = seen.load()
         self._current = load if self._current is None else self._current + load
-        self._dropped += seen.dropped
+        self._dropped += int(seen.dropped.sum()) if isinstance(seen.dropped, Tensor) else seen.dropped
         if reading:
             sums = _sums(seen)
             self._sums = sums if self._sums is None else self._sums + sums

@@ -19,6 +19,7 @@ from sparsight.dst.sparsifier import Sparsifier
 from sparsight.dynamics import subject
 from sparsight.dynamics.about import about_run
 from sparsight.dynamics.connections import Connections
+from sparsight.dynamics.hooks import Hook, Padding
 from sparsight.dynamics.learning import LayerLearning, PathLearning, learning_rates, mean_cosine
 from sparsight.dynamics.records import Event, Record
 from sparsight.dynamics.routes import Adapter, Route, find_routes
@@ -70,10 +71,12 @@ class Watch:
         self._passes = 0
         self._complained: set[str] = set()
         self._hooks = {
-            route.name: route.module.register_forward_hook(self._hook(route), with_kwargs=True)
+            route.name: route.module.register_forward_hook(Hook(self._hook(route)), with_kwargs=True)
             for route in self.routes
         }
+        self._padding = Padding(model, self.routes)
         self._handles: list[Any] = [
+            *self._padding.handles,
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
@@ -140,6 +143,7 @@ class Watch:
             seen = route.see(module, args, kwargs, output)
             if seen is None:
                 return
+            seen = self._padding.take_out(route, seen)
             reading = self._reading_next()
             traffic.passed(seen, reading)
             if reading and route.run is not None and self._readings % OUTPUTS_EVERY == 0 and args:
