@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sparsight.dst.sparsifier import Sparsifier
     from sparsight.dst.sparsify import sparsify
     from sparsight.dst.view import LayerView
+    from sparsight.dynamics import sinks
     from sparsight.dynamics.begin import watch
     from sparsight.dynamics.reading import load_run
     from sparsight.dynamics.routes import Route, where_logits
@@ -111,6 +112,7 @@ _HOME = {
     "Sparsifier": "sparsight.dst.sparsifier",
     "sparsify": "sparsight.dst.sparsify",
     "LayerView": "sparsight.dst.view",
+    "sinks": "sparsight.dynamics",
     "watch": "sparsight.dynamics.begin",
     "load_run": "sparsight.dynamics.reading",
     "Route": "sparsight.dynamics.routes",
@@ -234,6 +236,7 @@ __all__ = [
     "schedules",
     "set_",
     "simpson",
+    "sinks",
     "snfs",
     "snip",
     "sparsify",

@@ -1,9 +1,5 @@
 """Small models, loops and readers that the tests of this folder share."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -32,13 +28,6 @@ def recorded(watch: sp.Watch) -> History:
     return sp.load_run(watch.run)
 
 
-@contextmanager
-def sgd_watch(model: nn.Module, folder: Path, **options: object) -> Iterator[tuple[sp.Watch, torch.optim.SGD]]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with sp.watch(model, optimizer, folder / "run", **options) as watch:
-        yield watch, optimizer
-
-
 def entropy(p: np.ndarray) -> np.ndarray:
     """Along the last axis, in nats."""
     safe = np.where(p > 0, p, 1)
@@ -48,7 +37,3 @@ def entropy(p: np.ndarray) -> np.ndarray:
 def softmax(logits: np.ndarray) -> np.ndarray:
     e = np.exp(logits - logits.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
-
-
-def mlp(dim: int = 8, wrap: Callable[[nn.Module], nn.Module] = lambda m: m) -> nn.Module:
-    return nn.Sequential(nn.Linear(dim, 16), nn.ReLU(), wrap(nn.Linear(16, dim)))

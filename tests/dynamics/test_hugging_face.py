@@ -111,7 +111,9 @@ def test_counts_are_of_the_tokens_the_experts_were_given_and_norms_are_autograds
     fused = [g for name, g in grads.items() if name.startswith(f"{route.name}.experts.")]
     by_hand = [sum(float(g[e].double().square().sum()) for g in fused) ** 0.5 for e in range(EXPERTS)]
     assert np.allclose(history.get("moe/grad_norm", route.name).last, by_hand, rtol=1e-4)
-    router = [g for name, g in grads.items() if name.startswith((f"{route.name}.gate.", f"{route.name}.router."))]
+    router = [
+        g for name, g in grads.items() if name.startswith((f"{route.name}.gate.", f"{route.name}.router."))
+    ]
     norm = sum(float(g.double().square().sum()) for g in router) ** 0.5
     assert np.isclose(history.get("moe/router_grad_norm", route.name).last, norm, rtol=1e-4)
     assert len(history.get("moe/output_similarity", route.name)) == 1
@@ -202,7 +204,8 @@ def test_switch_counts_encoder_and_decoder_apart_each_without_its_own_padding(tm
         assert history.get("moe/drop_rate", name).last == pytest.approx(1 - served.sum() / len(wanted))
         assert history.get("moe/drop_rate", name).last > 0
         norms = [
-            sum(float(g.square().sum()) for key, g in grads.items() if f"{name}.experts.expert_{e}." in key) ** 0.5
+            sum(float(g.square().sum()) for key, g in grads.items() if f"{name}.experts.expert_{e}." in key)
+            ** 0.5
             for e in range(EXPERTS)
         ]
         assert np.allclose(history.get("moe/grad_norm", name).last, norms, rtol=1e-4)
@@ -231,7 +234,8 @@ def test_other_shapes_of_router(tmp_path: Path):
     """DBRX returns logits alone, Llama 4 scores with zeros, JetMoE its tokens sorted by expert:
     each against the k largest of its matrix, by hand."""
     dbrx = transformers.DbrxConfig(
-        d_model=32, n_heads=4, n_layers=2, vocab_size=64, max_seq_len=64, attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        d_model=32, n_heads=4, n_layers=2, vocab_size=64, max_seq_len=64,
+        attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         ffn_config={"ffn_hidden_size": 16, "moe_num_experts": EXPERTS, "moe_top_k": 2, "hidden_size": 32},
     )  # fmt: skip
     torch.manual_seed(0)
@@ -254,10 +258,12 @@ def test_other_shapes_of_router(tmp_path: Path):
         top = (given[0].reshape(-1, 32) @ matrix.T).topk(2).indices[mask.reshape(-1).bool()]
         assert history.get("moe/tokens_per_expert", route.name).last.tolist() == counts(top), family
         owned = [g for name, g in grads.items() if name.startswith(f"{route.name}.") and g.dim() > 1]
-        owned = [g for g in owned if g.shape[0] % EXPERTS == 0 and not (g.shape == matrix.shape)]
+        owned = [g for g in owned if g.shape[0] % EXPERTS == 0 and g.shape != matrix.shape]
         if family == "llama4":
             owned = [g for g in owned if g.dim() == 3]
-        norms = [sum(float(g.reshape(EXPERTS, -1)[e].square().sum()) for g in owned) ** 0.5 for e in range(EXPERTS)]
+        norms = [
+            sum(float(g.reshape(EXPERTS, -1)[e].square().sum()) for g in owned) ** 0.5 for e in range(EXPERTS)
+        ]
         assert np.allclose(history.get("moe/grad_norm", route.name).last, norms, rtol=1e-4), family
 
 
@@ -324,14 +330,11 @@ def test_training_is_bit_identical_with_and_without_a_watch(tmp_path: Path):
 def test_a_router_that_is_not_understood_is_named_once(tmp_path: Path):
     model = model_of("mixtral")
     gate = model.model.layers[0].mlp.gate
-    kept = type(gate).forward
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ids, mask = text()
     with sp.watch(model, optimizer, tmp_path / "run", every=1) as watch:
         route = watch.routes[0]
-        with pytest.warns(UserWarning, match=r"router of layer 'model\.layers\.0\.mlp' \(MixtralTopKRouter\)"):
+        with pytest.warns(UserWarning, match=r"layer 'model\.layers\.0\.mlp' \(MixtralTopKRouter\)"):
             route.see(gate, (), {}, {"logits": torch.zeros(2, 2)})
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert route.see(gate, (), {}, "nothing") is None
-    assert type(gate).forward is kept

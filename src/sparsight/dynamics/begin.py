@@ -65,7 +65,7 @@ def watch(
             store,
             every=every,
             adapters=(*adapters, routed, hugging_face),
-            sinks=sinks,
+            sinks=sinks if store is not None else (),
             config=config or {},
         )
     except BaseException:

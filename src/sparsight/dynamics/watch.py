@@ -125,8 +125,7 @@ class Watch:
         event = replace(event, time=event.time or time.perf_counter() - self._began)
         if self.store is not None:
             self.store.event(event)
-        for sink in self.sinks:
-            sink.event(event)
+        self._to_sinks(lambda sink: sink.event(event))
 
     # -- following -----------------------------------------------------------------------------
 
@@ -244,8 +243,19 @@ class Watch:
     def _emit(self, records: list[Record]) -> None:
         if self.store is not None:
             self.store.append(records)
-        for sink in self.sinks:
-            sink.write(records)
+        self._to_sinks(lambda sink: sink.write(records))
+
+    def _to_sinks(self, send: Callable[[Sink], None]) -> None:
+        """A sink that fails is let go: a network that is down does not end the training."""
+        for sink in list(self.sinks):
+            try:
+                send(sink)
+            except Exception as error:
+                self.sinks.remove(sink)
+                what = (
+                    f"{type(sink).__name__} failed and gets no more records: {type(error).__name__}: {error}"
+                )
+                self._complain(f"sink {id(sink)}", f"watch: the sink {what}")
 
     # -- ending and going on -------------------------------------------------------------------
 
@@ -268,8 +278,7 @@ class Watch:
             handle.remove()
         if self.connections is not None:
             self.connections.handle.remove()
-        for sink in self.sinks:
-            sink.close()
+        self._to_sinks(lambda sink: sink.close())
         if self.store is not None:
             self.store.describe(finished=time.time(), last_step=self.step)
             self.store.close()
