@@ -33,7 +33,8 @@ def watch(
 
     Every `every` optimizer steps a reading is written to `run`/run.sqlite: what docs/dynamics.md lists, for
     the sparse layers, routed layers and dense layers it finds. Call it after `sp.sparsify`. Where the folder
-    holds a run already, the new one goes beside it (name-2, name-3 …: `watch.run`) unless `resume` is set.
+    holds a run already, the new one goes beside it (name-2, name-3 …: `watch.run`) unless `resume` is set:
+    then it goes on after its last step, or after the one of `watch.load_state_dict`.
 
     >>> import sparsight as sp, tempfile
     >>> moe = sp.MoE(8, 16, experts=4)
@@ -72,6 +73,8 @@ def watch(
         if store is not None:
             store.close()
         raise
+    if resume:
+        made.go_on()
     if not made.routes and made.sparsifier is None:
         warnings.warn(
             "watch: nothing in this model is sparse (no sp.sparsify on this optimizer, no routed layer); "

@@ -115,6 +115,8 @@ def _moe(name: str, module: MoE) -> Route:
     def run(rows: Tensor) -> Tensor:
         modes = [expert.training for expert in module.experts]
         try:
+            # Under autocast the rows came in another type than the weights have.
+            rows = rows.to(next((p.dtype for p in module.experts.parameters()), rows.dtype))
             return torch.stack([expert.eval()(rows) for expert in module.experts])
         finally:
             for expert, mode in zip(module.experts, modes, strict=True):

@@ -25,6 +25,7 @@ from sparsight.dynamics.records import Event, Record
 from sparsight.dynamics.routes import Adapter, Route, find_routes
 from sparsight.dynamics.store import Store
 from sparsight.dynamics.traffic import Traffic
+from sparsight.moe.balancers import world_sum
 from sparsight.moe.ledger import recomputing
 
 OUTPUTS_EVERY = 10
@@ -271,6 +272,14 @@ class Watch:
                 self._traffic[name].idle = np.array(idle, np.int64)
         if self.store is not None:
             self.store.trim(self.step)
+            self._began = time.perf_counter() - self.store.last()[1]
+
+    def go_on(self) -> None:
+        """Go on after the last step that the store holds, on all processes alike."""
+        step, seconds = (0, 0.0) if self.store is None else self.store.last()
+        device = next((p.device for p in self.model.parameters()), None)
+        self.step = int(world_sum(torch.tensor(step, device=device)))
+        self._began = time.perf_counter() - seconds
 
     def close(self) -> None:
         """Write what is left and let go of model and optimizer."""
