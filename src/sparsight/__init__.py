@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparsight.dynamics import sinks
     from sparsight.dynamics.begin import watch
     from sparsight.dynamics.reading import load_run
-    from sparsight.dynamics.routes import Route, where_logits
+    from sparsight.dynamics.routes import Part, Route, where_logits
     from sparsight.dynamics.watch import Watch
     from sparsight.moe import routers
     from sparsight.moe.balancers import EntropyLoss, ImportanceLoss, LossFreeBias, SwitchLoss, ZLoss
@@ -115,6 +115,7 @@ _HOME = {
     "sinks": "sparsight.dynamics",
     "watch": "sparsight.dynamics.begin",
     "load_run": "sparsight.dynamics.reading",
+    "Part": "sparsight.dynamics.routes",
     "Route": "sparsight.dynamics.routes",
     "where_logits": "sparsight.dynamics.routes",
     "Watch": "sparsight.dynamics.watch",
@@ -180,6 +181,7 @@ __all__ = [
     "Method",
     "MixtureOfDepths",
     "MoE",
+    "Part",
     "Pool",
     "Quadrature",
     "Reinforce",

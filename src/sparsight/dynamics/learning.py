@@ -1,7 +1,7 @@
 """Who learns: update frequency, gradient norms and signal-to-noise, effective learning rate, similarity.
 
 A unit is an expert or a layer. The probes look at gradients after the optimizer's step, so at the ones it
-used, and at a sample of the weights before and after it.
+used (a fused optimizer under a GradScaler has written them back unscaled), and at a sample of the weights before and after it.
 """
 
 from __future__ import annotations
@@ -105,19 +105,19 @@ class PathLearning:
         for unit in self.units:
             unit.before_step()
 
-    def read(self, step: int, rates: Mapping[int, float], scale: float) -> list[Record]:
+    def read(self, step: int, rates: Mapping[int, float]) -> list[Record]:
         """After the step."""
         where, family = self.route.name, self.route.family
         found: list[Record] = []
         if self.router.parts:
-            found.append(Record(step, f"{family}/router_grad_norm", where, self.router.grad_norm() / scale))
+            found.append(Record(step, f"{family}/router_grad_norm", where, self.router.grad_norm()))
         if not self.units:
             return found
         for unit in self.units:
             unit.take(counts_absence=True)
         moved = np.array([_per_rate(unit.moved(), rate_of(unit, rates)) for unit in self.units], np.float32)
         vectors = {
-            "grad_norm": np.array([unit.grad_norm() / scale for unit in self.units], np.float32),
+            "grad_norm": np.array([unit.grad_norm() for unit in self.units], np.float32),
             "grad_snr": np.array([unit.snr() for unit in self.units], np.float32),
             "effective_lr": moved / max(float(moved.mean()), 1e-30),
         }
@@ -157,7 +157,7 @@ class LayerLearning:
         for unit in self.units.values():
             unit.before_step()
 
-    def read(self, step: int, rates: Mapping[int, float], scale: float) -> list[Record]:
+    def read(self, step: int, rates: Mapping[int, float]) -> list[Record]:
         """After the step."""
         found = []
         moved = {}
@@ -169,7 +169,7 @@ class LayerLearning:
             if rate:
                 moved[family, where] = unit.moved() / rate
             frequency = unit.frequencies()
-            found.append(Record(step, f"{family}/grad_norm", where, unit.grad_norm() / scale))
+            found.append(Record(step, f"{family}/grad_norm", where, unit.grad_norm()))
             found.append(Record(step, f"{family}/weight_norm", where, unit.weight_norm()))
             told: float | NDArray[np.float32] = float(frequency.mean()) if len(frequency) else 0.0
             if family == "sparse":

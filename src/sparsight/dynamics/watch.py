@@ -186,19 +186,17 @@ class Watch:
     def _read(self) -> None:
         now = time.perf_counter()
         rates = learning_rates(self.optimizer)
-        scale = getattr(self.optimizer, "grad_scale", None)
-        factor = 1.0 if scale is None else float(scale)
         found: list[Record] = []
         for traffic in self._traffic.values():
             found += traffic.read(self.step)
         for path in self._paths:
-            found += path.read(self.step, rates, factor)
+            found += path.read(self.step, rates)
         found += self._outputs()
         if self.connections is not None:
             changed = self.connections.changed()
             found += self.connections.read(self.step)
             self._layers_renewed(changed)
-        found += self._layers.read(self.step, rates, factor)
+        found += self._layers.read(self.step, rates)
         found += subject.means(self.step, found)
         found += [
             Record(self.step, "run/time", "", now - self._began),
