@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from sparsight.dst.sparsifier import Sparsifier
     from sparsight.dst.sparsify import sparsify
     from sparsight.dst.view import LayerView
+    from sparsight.dynamics import sinks
     from sparsight.dynamics.begin import watch
     from sparsight.dynamics.reading import load_run
-    from sparsight.dynamics.routes import Route, where_logits
+    from sparsight.dynamics.routes import Part, Route, where_logits
     from sparsight.dynamics.watch import Watch
     from sparsight.moe import routers
     from sparsight.moe.balancers import EntropyLoss, ImportanceLoss, LossFreeBias, SwitchLoss, ZLoss
@@ -111,8 +112,10 @@ _HOME = {
     "Sparsifier": "sparsight.dst.sparsifier",
     "sparsify": "sparsight.dst.sparsify",
     "LayerView": "sparsight.dst.view",
+    "sinks": "sparsight.dynamics",
     "watch": "sparsight.dynamics.begin",
     "load_run": "sparsight.dynamics.reading",
+    "Part": "sparsight.dynamics.routes",
     "Route": "sparsight.dynamics.routes",
     "where_logits": "sparsight.dynamics.routes",
     "Watch": "sparsight.dynamics.watch",
@@ -178,6 +181,7 @@ __all__ = [
     "Method",
     "MixtureOfDepths",
     "MoE",
+    "Part",
     "Pool",
     "Quadrature",
     "Reinforce",
@@ -234,6 +238,7 @@ __all__ = [
     "schedules",
     "set_",
     "simpson",
+    "sinks",
     "snfs",
     "snip",
     "sparsify",
