@@ -16,7 +16,7 @@ SEVERITIES: tuple[Severity, ...] = ("act", "warn", "info")
 class Finding:
     """One thing that a rule found at one place.
 
-    >>> found = Finding("dead_experts", "act", "blocks.0", 300, 200, "1 of 8 experts is dead.", {"experts": [3]})
+    >>> found = Finding("dead_experts", "act", "blocks.0", 300, 200, "1 of 8 is dead.", {"experts": [3]})
     >>> found.key
     ('dead_experts', 'blocks.0')
     """
