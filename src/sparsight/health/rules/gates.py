@@ -41,8 +41,12 @@ def gate_saturation(history: History, *, worth_a_look: float = 0.75, too_much: f
     return found
 
 
-def singletons(history: History, *, worth_a_look: float = 0.75, too_much: float = 0.95) -> list[Finding]:
-    """SparseMixer's mask leaves most tokens one expert, and a choice of one teaches the router nothing."""
+def singletons(history: History, *, worth_a_look: float = 0.95, too_much: float = 0.99) -> list[Finding]:
+    """SparseMixer's mask leaves nearly every token one expert, and a choice of one teaches nothing.
+
+    A router that knows its mind leaves most tokens one expert by design. It stops learning where not one
+    token in twenty has a choice, and has stopped where not one in a hundred has.
+    """
     found = []
     for path in paths(history, "singleton_frac"):
         series = scalars(history, "moe/singleton_frac", path.where)
@@ -105,7 +109,8 @@ def entropy_crash(history: History, *, fall: float = 0.5, within: int = 100) -> 
     found = []
     for path in paths(history, "router_entropy"):
         whole = scalars(history, "moe/router_entropy", path.where)
-        if path.fixed or len(whole) < 4:
+        # ReMoE drives the number of its experts, and with it this entropy, down to k by itself.
+        if path.fixed or path.about.get("router") == "relu" or len(whole) < 4:
             continue
         series = whole.since(int(whole.steps[-1]) - within)
         if len(series) < 3:
@@ -113,7 +118,8 @@ def entropy_crash(history: History, *, fall: float = 0.5, within: int = 100) -> 
         before, now = average(series.values[:2]), average(series.values[-2:])
         if not before - now >= fall:
             continue
-        onset, step = int(series.steps[0]), int(series.steps[-1])
+        high = np.flatnonzero(series.values >= before - 0.25 * (before - now))
+        onset, step = int(series.steps[high[-1]]), int(series.steps[-1])
         found.append(
             Finding(
                 "entropy_crash",

@@ -65,7 +65,7 @@ def exploding_gradient(
     """The gradient of one path or layer grew by `times` over its own past, and the others' did not.
 
     A learning rate that suited it is now ten times too large for it. The middle of the last `now` readings is
-    set against that of the `past` ones before, so that one odd batch does not count.
+    set against the lower quartile of the `past` ones before, so that one odd batch does not count.
     """
     found = []
     for path in paths(history, "grad_norm"):
@@ -100,8 +100,14 @@ def _growth(series: Series, now: int, past: int) -> tuple[Numbers, Numbers]:
     if len(series) < now + 5:
         return np.empty(0), np.empty(0)
     level = column_medians(series.values[-now:])
-    before = column_medians(series.values[-now - past : -now])
+    # The lower quartile: a path that exploded a while ago is still set against how it was before.
+    before = np.nan_to_num(_quartile(series.values[-now - past : -now]))
     return np.where(before > 0, level / np.where(before > 0, before, 1.0), 0.0), level
+
+
+def _quartile(values: Numbers) -> Numbers:
+    """The lower quartile of each column."""
+    return np.asarray(np.sort(np.nan_to_num(values, nan=np.inf), axis=0)[len(values) // 4])
 
 
 def _exploding(
@@ -226,17 +232,21 @@ def capacity_without_competence(
     """Parameters that are used and no longer change the loss.
 
     To first order a step changes the loss by lr·|g|². An expert that serves at least `served` of the mean
-    load with a gradient below `ratio` of its peers' changes it a million times less than they do; so does a
-    layer with a gradient that much below the other layers'.
+    load at every reading, with a gradient below `ratio` of its peers', changes it a million times less than
+    they do; so does a layer with a gradient that much below the other layers'.
     """
     found = []
     for path in paths(history, "grad_norm"):
         series = vectors(history, "moe/grad_norm", path.where).tail(window)
         tokens = vectors(history, "moe/tokens_per_expert", path.where).tail(window)
-        if len(series) < window or len(tokens) < window or series.values.shape[1] != tokens.values.shape[1]:
+        if len(series) < window or series.values.shape != tokens.values.shape:
             continue
-        norms, load = column_medians(series.values), column_means(tokens.values)
-        busy = load >= served * max(float(np.nan_to_num(load).mean()), 1e-12)
+        norms, load = column_medians(series.values), np.nan_to_num(tokens.values)
+        busy = (load >= served * load.mean(1, keepdims=True)).all(0) & (load > 0).all(0)
+        # A gradient is that of the reading's own step, in which a rare expert may have had no token.
+        frequency = vectors(history, "moe/update_freq", path.where).tail(window)
+        if frequency.values.shape == load.shape:
+            busy &= frequency.values.mean(0) > 0.9
         usual = middle(norms[busy])
         idle = np.flatnonzero(busy & (norms < ratio * usual)).tolist()
         if idle:

@@ -180,7 +180,9 @@ def dominance(
         rises = first[top] < second[top] < third[top] and third[top] - first[top] >= gain
         if not (rises and second.argmax() == top and third[top] >= least * even and slope > spread):
             continue
-        onset, step = int(series.steps[0]), int(series.steps[-1])
+        leader = np.nan_to_num(series.values[:, top] / np.maximum(series.values.sum(1), 1e-12)) * layer.k
+        low = np.flatnonzero(leader <= first[top] + 0.25 * (third[top] - first[top]))
+        onset, step = int(series.steps[low[-1] if len(low) else 0]), int(series.steps[-1])
         found.append(
             Finding(
                 "dominance",

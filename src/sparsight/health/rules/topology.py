@@ -41,7 +41,7 @@ def frozen_topology(history: History, *, early: float = 0.5, readings: int = 3) 
     if progress is not None:
         # Updates that are far apart look like an end: ask for the fraction, or for three periods without one.
         silent = step - last > 3 * _period(updates, last)
-        bad = (stopped or silent) and last < early * step / progress and progress < 1
+        bad = (stopped or silent) and last < early * step / progress
     else:
         bad = step - last >= max(100, 3 * last) or (stopped and last == 0 and step >= 50)
     if not bad:
@@ -88,7 +88,7 @@ def short_lived_growth(history: History, *, share: float = 0.1, updates: int = 3
     and more. Below 10 %, nine growth decisions of ten are undone and the search stands still.
     """
     found = []
-    for where in history.places("sparse/survival"):
+    for where in history.places("sparse/survival") if plan(history).rewires else ():
         series = vectors(history, "sparse/survival", where)
         first = Series(series.steps, series.values[:, 0]) if len(series) else series
         onset = since(first, lambda alive: alive < share, readings=updates, steps=1) if len(first) else None
