@@ -15,7 +15,7 @@ from tests.health.zoo import CLASSES, DIM, STEPS, PathNet, Plain, Task, adam, sp
 Recipe = Callable[[Path], History]
 
 
-def paths(seed: int, experts: int = 8, lr: float = 3e-3, **parts) -> Recipe:
+def paths(seed: int, experts: int = 4, lr: float = 3e-3, **parts) -> Recipe:
     def make(folder: Path) -> History:
         torch.manual_seed(seed)
         model = PathNet(experts, **parts)
@@ -84,11 +84,11 @@ def depths(folder: Path) -> History:
 
 HEALTHY: dict[str, Recipe] = {
     "softmax, k=1": paths(0),
-    "softmax, k=2": paths(1, k=2, balance=[sp.SwitchLoss(0.01), sp.ZLoss(1e-3)]),
+    "softmax, k=2": paths(1, 8, k=2, balance=[sp.SwitchLoss(0.01), sp.ZLoss(1e-3)]),
     "softmax, two layers": paths(2, layers=2, hidden=32),
-    "softmax, 4 experts": paths(3, 4),
+    "softmax, 8 experts": paths(3, 8),
     "softmax, 16 experts": paths(4, 16, k=2, router=sp.routers.softmax(jitter=0.01)),
-    "sigmoid": paths(5, k=2, router=sp.routers.sigmoid(), estimator=sp.GatingOnly(normalise=True)),
+    "sigmoid": paths(5, 8, k=2, router=sp.routers.sigmoid(), estimator=sp.GatingOnly(normalise=True)),
     "cosine": paths(6, router=sp.routers.cosine(width=16)),
     "gshard": paths(7, k=2, router=sp.routers.gshard()),
     "hash": paths(8, 4, router=sp.routers.hashed(), balance=()),
@@ -99,7 +99,7 @@ HEALTHY: dict[str, Recipe] = {
     "SparseMixer": paths(13, estimator=sp.SparseMixer()),
     "SparseMixer-2*": paths(14, estimator=sp.SparseMixer2Star()),
     "DenseMixer": paths(15, k=2, estimator=sp.DenseMixer()),
-    "loss-free bias": paths(16, k=2, balance=sp.LossFreeBias(1e-2)),
+    "loss-free bias": paths(16, 8, k=2, balance=sp.LossFreeBias(1e-2)),
     "capacity 1.5": paths(17, capacity=1.5),
     "GLU experts, another rate": paths(18, expert="glu", lr=1e-3),
     "importance loss": paths(19, balance=sp.ImportanceLoss(0.1)),
@@ -109,7 +109,7 @@ HEALTHY: dict[str, Recipe] = {
     "sparse experts": both,
     "rigl": connections(20, sp.rigl(steps=STEPS, every=20)),
     "rigl, wide and sparse": connections(21, sp.rigl(steps=STEPS, every=10), 0.1, hidden=128),
-    "set": connections(22, sp.set_(every=20)),
+    "set": connections(22, sp.set_(every=40, std=0.1)),
     "snfs": connections(23, sp.snfs(steps=STEPS, every=20)),
     "static": connections(24, sp.static()),
     "gmp": connections(25, sp.gmp(steps=STEPS, every=10)),

@@ -15,7 +15,7 @@ from sparsight.dynamics.records import Record
 from tests.health.healthy import DepthNet
 from tests.health.zoo import EVERY, KINDS, STEPS, Careful, PathNet, Plain, Task, adam, sparse, train
 
-LATER = 100
+LATER = 60
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def warm(model: PathNet, push: float = 3.0) -> None:
         model.first.router.weight[:, 0] = 0
 
 
-def pushed(at: int, expert: int, by: float, *, hold: bool = True, experts: int = 8, **parts):
+def pushed(at: int, expert: int, by: float, *, hold: bool = True, experts: int = 4, **parts):
     """From a step on, one expert's logit is moved for every token."""
 
     def make(folder: Path) -> History:
@@ -73,7 +73,7 @@ def drifting(speed: Callable[[float], float], at: int = LATER):
 
 
 def saturated(folder: Path) -> History:
-    model = PathNet(8)
+    model = PathNet()
     with torch.no_grad():
         model.first.router.weight *= 100
     return train(model, adam(model), folder)
@@ -81,7 +81,7 @@ def saturated(folder: Path) -> History:
 
 def made_up_its_mind(folder: Path) -> History:
     """From a step on, the router learns a hundred times as fast as the rest."""
-    model = PathNet(8)
+    model = PathNet()
     router = model.first.router.weight
     rest = [p for p in model.parameters() if p is not router]
     optimizer = torch.optim.Adam([{"params": rest}, {"params": [router]}], lr=3e-3)
@@ -97,7 +97,7 @@ def with_hook(which: Callable[[PathNet], nn.Parameter], change, at: int = LATER,
     """From a step on, one parameter's gradient is changed."""
 
     def make(folder: Path) -> History:
-        model = PathNet(8, **parts)
+        model = PathNet(**parts)
         now = [0]
 
         def meddle(step: int) -> None:
@@ -123,7 +123,7 @@ def careful(model: nn.Module) -> torch.optim.Optimizer:
 
 def paths(**parts):
     def make(folder: Path) -> History:
-        model = PathNet(8, **parts)
+        model = PathNet(**parts)
         return train(model, adam(model), folder)
 
     return make
@@ -148,7 +148,7 @@ def copies(folder: Path) -> History:
 
 def empty_expert(folder: Path) -> History:
     """An expert of zeros serves tokens, returns zeros and has no gradient to change that."""
-    model = PathNet(8)
+    model = PathNet()
     with torch.no_grad():
         for p in model.first.experts[2].parameters():
             p.zero_()
@@ -162,7 +162,7 @@ def rare_tokens(folder: Path) -> History:
     model(torch.zeros(KINDS, 16), ids)
     mine = model.first.routing.expert == 1
     often = torch.where(mine, 0.0, 1.0)
-    often[ids[mine][0]] = (KINDS - mine.sum()) / (128 * 25)
+    often[ids[mine][0]] = (KINDS - mine.sum()) / (96 * 25)
     return train(model, adam(model), folder, task=Task(0, often))
 
 
@@ -215,7 +215,7 @@ def dense(change: Callable[[nn.Module, torch.optim.Optimizer, int], None], lr: f
 
 
 def too_fast(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    optimizer.param_groups[0]["lr"] = 30.0
+    optimizer.param_groups[0]["lr"] = 5.0
 
 
 @torch.no_grad()
@@ -243,10 +243,11 @@ def under_noise(folder: Path) -> History:
 T = STEPS
 SICK: dict[str, Sick] = {
     "collapse from the start": Sick("expert_collapse", pushed(0, 0, 12.0)),
-    "collapse midway": Sick("expert_collapse", pushed(LATER, 5, 12.0), LATER),
-    "collapse of two layers' first": Sick("expert_collapse", pushed(LATER, 1, 12.0, layers=2), LATER),
+    "collapse midway": Sick("expert_collapse", pushed(LATER, 5, 12.0, experts=8), LATER),
     "a dead expert": Sick("dead_experts", pushed(LATER, 3, -30.0, balance=sp.SwitchLoss(0.05)), LATER),
-    "a dead expert, k=2": Sick("dead_experts", pushed(0, 7, -30.0, k=2, balance=sp.SwitchLoss(0.05))),
+    "a dead expert, k=2": Sick(
+        "dead_experts", pushed(0, 7, -30.0, k=2, experts=8, balance=sp.SwitchLoss(0.05))
+    ),
     "overload": Sick("overload", one_kind),
     "overload midway": Sick("overload", pushed(LATER, 2, 12.0, capacity=2.0), LATER),
     "capacity 0.25": Sick("drop_rate", paths(capacity=0.25)),
@@ -275,14 +276,14 @@ SICK: dict[str, Sick] = {
     "99.9 % from the start": Sick("over_sparsified", connections(sp.static(), 0.001, hidden=256)),
     "99.5 % RigL": Sick("over_sparsified", connections(sp.rigl(steps=T, every=20), 0.005, hidden=128)),
     "a quarter of the rows": Sick("dead_neurons", connections(sp.static(initial=lopsided), 0.1)),
-    "grown and dropped": Sick("short_lived_growth", connections(sp.set_(every=EVERY), lr=1e-5)),
+    "grown and dropped": Sick("short_lived_growth", connections(sp.set_(every=EVERY), 0.1, lr=1e-5)),
     "hardly any search": Sick("low_exploration", connections(sp.rigl(steps=T, every=20, fraction=0.01))),
     "pruned in ten steps": Sick(
         "pruned_too_fast",
-        connections(sp.gmp(steps=T, begin=0.34, end=0.38, every=5), 0.02, lr=1e-3),
+        connections(sp.gmp(steps=T, begin=0.25, end=0.3, every=5), 0.02, lr=1e-3),
         LATER,
     ),
-    "learning rate too large": Sick("loss_diverging", dense(too_fast), LATER),
+    "learning rate too large": Sick("loss_diverging", dense(too_fast, lr=0.3), LATER),
     "NaN weights": Sick("loss_not_finite", dense(poisoned), LATER),
     "learning rate too small": Sick("not_learning", dense(nothing, lr=1e-7)),
     "noise": Sick("falls_under_shift", under_noise, STEPS),

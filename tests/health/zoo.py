@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 import sparsight as sp
 from sparsight.dynamics.history import History
 
-STEPS, EVERY, BATCH = 300, 10, 128
+STEPS, EVERY, BATCH = 240, 10, 96
 DIM, KINDS, CLASSES = 16, 16, 8
 Meddle = Callable[[int], None]
 
@@ -47,7 +47,7 @@ class PathNet(nn.Module):
     """in → residual expert layer → out."""
 
     def __init__(
-        self, experts: int = 8, *, layers: int = 1, width: int = DIM, hidden: int = 16, **parts
+        self, experts: int = 4, *, layers: int = 1, width: int = DIM, hidden: int = 16, **parts
     ) -> None:
         super().__init__()
         self.enter = nn.Linear(DIM, width)

@@ -101,13 +101,13 @@ def _growth(series: Series, now: int, past: int) -> tuple[Numbers, Numbers]:
         return np.empty(0), np.empty(0)
     level = column_medians(series.values[-now:])
     # The lower quartile: a path that exploded a while ago is still set against how it was before.
-    before = np.nan_to_num(_quartile(series.values[-now - past : -now]))
+    before = _quartile(series.values[-now - past : -now])
     return np.where(before > 0, level / np.where(before > 0, before, 1.0), 0.0), level
 
 
 def _quartile(values: Numbers) -> Numbers:
-    """The lower quartile of each column."""
-    return np.asarray(np.sort(np.nan_to_num(values, nan=np.inf), axis=0)[len(values) // 4])
+    """The lower quartile of each column; sorting puts NaN last."""
+    return np.asarray(np.sort(values, axis=0)[len(values) // 4])
 
 
 def _exploding(

@@ -99,7 +99,8 @@ def dead_experts(history: History, *, idle: int = 100, expected: float = 20.0) -
         series = vectors(history, "moe/idle_steps", layer.where)
         if not len(series):
             continue
-        waited, step = series.last, int(series.steps[-1])
+        waited = np.nan_to_num(series.last, posinf=0.0, neginf=0.0).clip(max=1e15)
+        step = int(series.steps[-1])
         rate = _tokens_a_step(history, layer) / layer.experts
         dead = np.flatnonzero((waited >= idle) & ~(waited * rate < expected)).tolist()
         if not dead:

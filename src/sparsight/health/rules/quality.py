@@ -53,9 +53,9 @@ def loss_diverging(history: History, *, back: float = 0.5, window: int = 5) -> l
     start, now = float(middles[0]), float(middles[-1])
     best = int(middles[:-window].argmin()) if len(middles) > window else 0
     low = float(middles[best])
-    # Noise: how much neighbouring readings differ about the best place, so that a fall is none of them.
+    # Noise about the best place, by second differences: a loss that falls steadily has none.
     about = series.values[max(0, best - window) : best + 2 * window]
-    noise = middle(np.abs(np.diff(about)))
+    noise = middle(np.abs(np.diff(about, 2))) / 2
     gained, lost = start - low, now - low
     if not lost > 6 * noise or not lost > back * gained or not lost > 0.1 * max(abs(low), abs(start)):
         return []
@@ -145,4 +145,5 @@ def _windows(values: Numbers, size: int) -> Numbers:
     """Medians of all windows of a size; of a long run, of its first and last readings."""
     if len(values) > 20_000:
         values = np.concatenate((values[:size], values[-20_000:]))
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(values, size), axis=1))
+    ordered = np.sort(np.lib.stride_tricks.sliding_window_view(values, size), axis=1)
+    return np.asarray((ordered[:, (size - 1) // 2] + ordered[:, size // 2]) / 2)

@@ -33,7 +33,7 @@ def frozen_topology(history: History, *, early: float = 0.5, readings: int = 3) 
     """
     asked = plan(history)
     fraction, updates = scalars(history, "sparse/drop_fraction"), scalars(history, "sparse/updates")
-    if not asked.rewires or len(updates) < readings:
+    if not asked.rewires or len(updates) < readings or not math.isfinite(updates.last):
         return []
     step, last = int(updates.steps[-1]), _last_search(fraction, updates)
     progress = asked.progress(step)
