@@ -36,8 +36,8 @@ def sparse(
 def history(
     meta: dict[str, Any] | None = None, readings: int = READINGS, **series: Callable[[int], Value]
 ) -> History:
-    """Readings every 10 steps. A keyword is family__quantity, with a third _ for the whole model; its value is a
-    function of the step."""
+    """Readings every 10 steps. A keyword is family__quantity, with a third _ for the whole model; its value
+    is a function of the step."""
     records = []
     for key, value in series.items():
         family, _, quantity = key.partition("__")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sparsight as sp
-from sparsight.health.diagnose import compare, replay
+from sparsight.health.diagnose import compare_runs, replay
 from sparsight.health.rules import ALL
 from tests.health.healthy import HEALTHY
 from tests.health.sick import SICK
@@ -46,11 +46,11 @@ def test_a_speed_up_bought_with_quality_is_named(tmp_path: Path) -> None:
         model = Plain(hidden)
         histories.append(train(model, adam(model), tmp_path / str(hidden), steps=150))
     small, large = histories
-    (found,) = compare(small, large)
+    (found,) = compare_runs(small, large)
     assert found.rule == "speed_over_quality"
     assert found.evidence["speed"] > 1.05
-    assert not compare(large, small), "the slower and better run is no bargain gone wrong"
-    assert not compare(small, small)
+    assert not compare_runs(large, small), "the slower and better run is no bargain gone wrong"
+    assert not compare_runs(small, small)
 
 
 def test_a_run_is_as_healthy_read_again(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def diagnose(history: History, rules: Sequence[Rule] = ALL) -> list[Finding]:
         return by_urgency(finding for rule in rules for finding in rule(history))
 
 
-def compare(history: History, baseline: History, rules: Sequence[Comparison] = COMPARISONS) -> list[Finding]:
+def compare_runs(
+    history: History, baseline: History, rules: Sequence[Comparison] = COMPARISONS
+) -> list[Finding]:
     """What the rules over two runs find in a run beside its baseline."""
     return by_urgency(finding for rule in rules for finding in rule(history, baseline))
 
@@ -56,9 +58,7 @@ def replay(history: History, rules: Sequence[Rule] = ALL, *, looks: int = 200) -
         return _replay(history, rules, _reading_steps(history), looks)
 
 
-def _replay(
-    history: History, rules: Sequence[Rule], steps: NDArray[np.int64], looks: int
-) -> list[Episode]:
+def _replay(history: History, rules: Sequence[Rule], steps: NDArray[np.int64], looks: int) -> list[Episode]:
     if not len(steps):
         return []
     places = np.unique(np.linspace(0, len(steps) - 1, min(looks, len(steps))).round().astype(int)).tolist()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparsight.dynamics.reading import load_run
 from sparsight.dynamics.store import StoreError
-from sparsight.health.diagnose import Episode, compare, replay
+from sparsight.health.diagnose import Episode, compare_runs, replay
 from sparsight.health.report import as_json, as_text, must_act
 
 
@@ -26,7 +26,7 @@ def examine(runs: Sequence[Path], *, baseline: Path | None = None, as_data: bool
             continue
         episodes = replay(history)
         if beside is not None:
-            episodes += [Episode(finding, finding, True) for finding in compare(history, beside)]
+            episodes += [Episode(finding, finding, True) for finding in compare_runs(history, beside)]
         pages.append(as_text(str(run), history, episodes))
         data.append(as_json(str(run), history, episodes))
         code = max(code, int(must_act(episodes)))
