@@ -200,8 +200,10 @@ def where_logits(
 
 
 def clean(name: str) -> str:
-    """A module's name without the wrappers of torch.compile and DistributedDataParallel."""
-    return ".".join(part for part in name.split(".") if part not in ("_orig_mod",)).removeprefix("module.")
+    """A module's name without the wrappers of torch.compile and DistributedDataParallel; the model itself
+    is called "model", since "" stands for the whole."""
+    bare = ".".join(part for part in name.split(".") if part != "_orig_mod")
+    return bare.removeprefix("module.") or "model"
 
 
 def find_routes(model: nn.Module, adapters: Iterable[Adapter]) -> list[Route]:
