@@ -180,6 +180,12 @@ def unused_layer(folder: Path) -> History:
     return train(model, adam(model), folder)
 
 
+def frozen_router(folder: Path) -> History:
+    model = PathNet(balance=())
+    model.first.router.weight.requires_grad_(False)
+    return train(model, adam(model), folder)
+
+
 def deaf_depths(folder: Path) -> History:
     model = DepthNet()
     model.deep.router.weight.register_hook(torch.zeros_like)
@@ -258,6 +264,7 @@ SICK: dict[str, Sick] = {
     "router without a gradient": Sick(
         "router_not_learning", with_hook(router_weight, torch.zeros_like), LATER
     ),
+    "router told not to learn": Sick("router_not_learning", frozen_router),
     "depth router without a gradient": Sick("router_not_learning", deaf_depths),
     "all singletons": Sick("singletons", paths(estimator=sp.SparseMixer(r=1e-4))),
     "copies that stay copies": Sick("experts_alike", copies),

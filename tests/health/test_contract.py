@@ -35,6 +35,13 @@ def test_speaks_where_it_must(rule: Rule) -> None:
 
 
 @each_rule
+def test_says_one_thing_about_one_place(rule: Rule) -> None:
+    for sick, _ in CASES.values():
+        keys = [finding.key for finding in rule(sick)]
+        assert len(keys) == len(set(keys))
+
+
+@each_rule
 def test_is_silent_where_it_must(rule: Rule) -> None:
     assert rule(CASES[rule.__name__][1]) == []
 

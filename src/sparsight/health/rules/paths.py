@@ -65,7 +65,9 @@ def collapse_onset(
     for layer in paths(history, "effective_experts"):
         series = _used(history, layer).tail(10)
         values = series.values
-        if len(series) < 10 or not np.isfinite(values).all() or not room <= values[-1] < below:
+        if len(series) < 10 or series.steps[-1] - series.steps[0] < 50 or not np.isfinite(values).all():
+            continue
+        if not room <= values[-1] < below:
             continue
         early, late = values[:3].mean(), values[-3:].mean()
         span = max(1, int(series.steps[-2] - series.steps[1]))
@@ -168,7 +170,7 @@ def dominance(
     found = []
     for layer in paths(history, "tokens_per_expert"):
         series = vectors(history, "moe/tokens_per_expert", layer.where).tail(3 * window)
-        if len(series) < 3 * window:
+        if len(series) < 3 * window or series.steps[-1] - series.steps[0] < 50:
             continue
         first, second, third = (
             _shares(Series(series.steps[i : i + window], series.values[i : i + window]), window) * layer.k

@@ -38,12 +38,15 @@ def frozen_topology(history: History, *, early: float = 0.5, readings: int = 3) 
     step, last = int(updates.steps[-1]), _last_search(fraction, updates)
     progress = asked.progress(step)
     stopped = since(fraction, lambda share: share <= 1e-9, readings=readings, steps=10) is not None
-    if progress is not None:
+    if not last:
+        # The first update may be far off. Nothing comes of a fraction of 0, or where half of the time is over.
+        bad = stopped or (progress is not None and progress >= early)
+    elif progress is not None:
         # Updates that are far apart look like an end: ask for the fraction, or for three periods without one.
-        silent = step - last > 3 * _period(updates, last)
+        silent = step - last > 3 * last / max(1.0, float(updates.last))
         bad = (stopped or silent) and last < early * step / progress
     else:
-        bad = step - last >= max(100, 3 * last) or (stopped and last == 0 and step >= 50)
+        bad = step - last >= max(100, 3 * last)
     if not bad:
         return []
     count = int(updates.last) if math.isfinite(updates.last) else 0
@@ -74,11 +77,6 @@ def _last_search(fraction: Series, updates: Series) -> int:
         came &= np.maximum(shares, np.concatenate(([shares[0]], shares[:-1]))) > 1e-9
     places = np.flatnonzero(came)
     return int(updates.steps[places[-1]]) if len(places) else 0
-
-
-def _period(updates: Series, last: int) -> float:
-    count = float(updates.last)
-    return last / count if count > 0 and last else 50.0
 
 
 def short_lived_growth(history: History, *, share: float = 0.1, updates: int = 3) -> list[Finding]:
