@@ -39,7 +39,7 @@ def frozen_topology(history: History, *, early: float = 0.5, readings: int = 3) 
     progress = asked.progress(step)
     stopped = since(fraction, lambda share: share <= 1e-9, readings=readings, steps=10) is not None
     if not last:
-        # The first update may be far off. Nothing comes of a fraction of 0, or where half of the time is over.
+        # The first update may be far off. Nothing comes of a fraction of 0, or with half of the time over.
         bad = stopped or (progress is not None and progress >= early)
     elif progress is not None:
         # Updates that are far apart look like an end: ask for the fraction, or for three periods without one.
