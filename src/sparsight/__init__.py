@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from sparsight.dynamics.reading import load_run
     from sparsight.dynamics.routes import Part, Route, where_logits
     from sparsight.dynamics.watch import Watch
+    from sparsight.health.diagnose import Episode, compare_runs, diagnose, replay
+    from sparsight.health.findings import Finding
+    from sparsight.health.verdict import verdict
     from sparsight.moe import routers
     from sparsight.moe.balancers import EntropyLoss, ImportanceLoss, LossFreeBias, SwitchLoss, ZLoss
     from sparsight.moe.capacity import Capacity
@@ -116,6 +119,12 @@ _HOME = {
     "watch": "sparsight.dynamics.begin",
     "load_run": "sparsight.dynamics.reading",
     "Part": "sparsight.dynamics.routes",
+    "Episode": "sparsight.health.diagnose",
+    "compare_runs": "sparsight.health.diagnose",
+    "diagnose": "sparsight.health.diagnose",
+    "replay": "sparsight.health.diagnose",
+    "Finding": "sparsight.health.findings",
+    "verdict": "sparsight.health.verdict",
     "Route": "sparsight.dynamics.routes",
     "where_logits": "sparsight.dynamics.routes",
     "Watch": "sparsight.dynamics.watch",
@@ -170,6 +179,8 @@ __all__ = [
     "DenseMixer",
     "DenseMomentum",
     "EntropyLoss",
+    "Episode",
+    "Finding",
     "Flops",
     "GatingOnly",
     "GumbelStraightThrough",
@@ -203,10 +214,12 @@ __all__ = [
     "balance_loss",
     "block",
     "by_name",
+    "compare_runs",
     "constant",
     "cosine",
     "criteria",
     "cubic",
+    "diagnose",
     "distributions",
     "er",
     "erk",
@@ -233,6 +246,7 @@ __all__ = [
     "prune",
     "radau",
     "reinforce_loss",
+    "replay",
     "rigl",
     "routers",
     "schedules",
@@ -248,6 +262,7 @@ __all__ = [
     "top_kast",
     "uniform",
     "upcycle",
+    "verdict",
     "watch",
     "where_logits",
 ]
