@@ -81,6 +81,7 @@ class Sample:
         """Choose anew, from `count` existing weights: after a rewiring another weight is in the place."""
         param = self.part.param
         total = param.numel() if self.part.index is None else param[0].numel()
+        self._length = param.numel()
         picked = offsets(total if count is None else count, self._salt)
         if self._existing is not None and count is not None:
             picked = self._existing(picked)
@@ -90,20 +91,28 @@ class Sample:
         zeros = torch.zeros(len(picked), device=param.device)
         self.moments = Moments(zeros, zeros.clone(), zeros.clone())
 
+    def _follow(self) -> None:
+        """A compressed parameter may have changed its length since: the old places mean nothing then."""
+        if self.part.param.numel() != self._length:
+            self.renew(None)
+
     def weights(self) -> Tensor:
         """Their values now."""
+        self._follow()
         return self.part.param.detach().reshape(-1).index_select(0, self.at)
 
     def gradient(self) -> Tensor | None:
         """Their gradients now."""
+        self._follow()
         grad = self.part.param.grad
         return None if grad is None else grad.reshape(-1).index_select(0, self.at)
 
     def moved(self) -> float:
         """Mean |Δw| since `before` was taken."""
+        now = self.weights()
         if self.before is None or not len(self.at):
             return 0.0
-        return float((self.weights() - self.before).abs().mean())
+        return float((now - self.before).abs().mean())
 
 
 def squared_norm(part: Part) -> Tensor | None:
