@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from sparsight.dynamics.reading import load_run
     from sparsight.dynamics.routes import Route, where_logits
     from sparsight.dynamics.watch import Watch
+    from sparsight.health import actions, policies
+    from sparsight.health.manage import manage
+    from sparsight.health.manager import Manager
+    from sparsight.health.stress import Stress, stress
     from sparsight.moe import routers
     from sparsight.moe.balancers import EntropyLoss, ImportanceLoss, LossFreeBias, SwitchLoss, ZLoss
     from sparsight.moe.capacity import Capacity
@@ -116,6 +120,12 @@ _HOME = {
     "Route": "sparsight.dynamics.routes",
     "where_logits": "sparsight.dynamics.routes",
     "Watch": "sparsight.dynamics.watch",
+    "actions": "sparsight.health",
+    "policies": "sparsight.health",
+    "Manager": "sparsight.health.manager",
+    "manage": "sparsight.health.manage",
+    "Stress": "sparsight.health.stress",
+    "stress": "sparsight.health.stress",
     "SparseConv2d": "sparsight.nn.conv",
     "SparseLinear": "sparsight.nn.linear",
     "moe": "sparsight.moe",
@@ -174,6 +184,7 @@ __all__ = [
     "Latent",
     "LayerView",
     "LossFreeBias",
+    "Manager",
     "Mask",
     "Method",
     "MixtureOfDepths",
@@ -191,11 +202,13 @@ __all__ = [
     "SparseMixer2Star",
     "Sparsifier",
     "StraightThrough",
+    "Stress",
     "SwitchLoss",
     "Topology",
     "Watch",
     "ZLoss",
     "acdc",
+    "actions",
     "balance_loss",
     "block",
     "by_name",
@@ -222,10 +235,12 @@ __all__ = [
     "load_run",
     "lobatto",
     "lottery_ticket",
+    "manage",
     "mest",
     "midpoint",
     "moe",
     "nm",
+    "policies",
     "prune",
     "radau",
     "reinforce_loss",
@@ -239,6 +254,7 @@ __all__ = [
     "sparsify",
     "srigl",
     "static",
+    "stress",
     "structures",
     "top_kast",
     "uniform",

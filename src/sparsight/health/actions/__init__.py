@@ -12,7 +12,14 @@ from sparsight.health.actions.core import Action, Done, RefusedError, Run
 from sparsight.health.actions.density import Density, WarmUp
 from sparsight.health.actions.experts import Rebalance, Reinitialise, Revive
 from sparsight.health.actions.gates import CoolRouter
-from sparsight.health.actions.paths import Balance, CapacityFactor, ExpertsPerToken, Noise, Temperature
+from sparsight.health.actions.paths import (
+    Balance,
+    CapacityFactor,
+    ExpertsPerToken,
+    Noise,
+    Temperature,
+    WidenMask,
+)
 from sparsight.health.actions.topology import Regrow, Search
 from sparsight.health.actions.training import Every, ExpertRate, LearningRate, Rewind
 
@@ -39,6 +46,7 @@ __all__ = [
     "Search",
     "Temperature",
     "WarmUp",
+    "WidenMask",
     "as_data",
     "from_data",
     "kind_of",
@@ -48,6 +56,7 @@ ALL: tuple[type[Any], ...] = (
     Balance,
     Noise,
     Temperature,
+    WidenMask,
     CapacityFactor,
     ExpertsPerToken,
     CoolRouter,
@@ -76,7 +85,7 @@ def as_data(action: Action) -> dict[str, Any]:
     >>> as_data(Revive("blocks.0", (3,)))["experts"]
     [3]
     """
-    found: dict[str, Any] = {"action": kind_of(action)}
+    found: dict[str, Any] = {"kind": kind_of(action)}
     for field in fields(action):  # type: ignore[arg-type]
         value = getattr(action, field.name)
         if isinstance(value, tuple):
@@ -92,9 +101,9 @@ def from_data(data: dict[str, Any]) -> Action:
     Every(action=Balance(where='', times=2.0, least=0.0), steps=100, times=2)
     """
     kinds = {kind.__name__: kind for kind in ALL}
-    kind = kinds.get(data.get("action", ""))
+    kind = kinds.get(data.get("kind", ""))
     if kind is None:
-        raise ValueError(f"expected one of the actions {sorted(kinds)}, got {data.get('action')!r}")
+        raise ValueError(f"expected one of the actions {sorted(kinds)}, got {data.get('kind')!r}")
     values = {k: v for k, v in data.items() if k in {f.name for f in fields(kind)}}
     if isinstance(values.get("action"), dict):
         values["action"] = from_data(values["action"])

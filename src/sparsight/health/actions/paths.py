@@ -157,6 +157,28 @@ def _has_temperature(moe: MoE) -> bool:
 
 
 @dataclass(frozen=True)
+class WidenMask:
+    """Multiply SparseMixer's r: experts further behind the best can be drawn, and fewer tokens are left with
+    a single one. Cooling the router would not help, since the mask does not feel the size of logits."""
+
+    where: str = ""
+    times: float = 2.0
+    setting: ClassVar[bool] = True
+
+    def apply(self, run: Run) -> Done:
+        positive("WidenMask: times", self.times)
+        layers = [moe for _, moe in run.own(self.where, "the mask") if getattr(moe.estimator, "mask", None)]
+        if not layers:
+            raise RefusedError(f"WidenMask: no estimator of {self.where or 'this model'} has a mask")
+
+        def wider(moe: MoE) -> Any:
+            now: Any = moe.estimator
+            return replace(now, mask=replace(now.mask, r=now.mask.r * self.times))
+
+        return _set(layers, "estimator", wider, f"mask of the estimator times {self.times:g}")
+
+
+@dataclass(frozen=True)
 class CapacityFactor:
     """Multiply how many tokens an expert may take; `times` inf: no limit."""
 
