@@ -26,6 +26,8 @@ Policy = Callable[[Finding], Sequence[Action]]
 
 _LEAST = 0.01
 """Switch's own coefficient: what a layer should have if it has less."""
+_STRONG = 0.05
+"""For a layer that has collapsed: against that, a hundredth is soon too weak."""
 
 
 def default(finding: Finding) -> list[Action]:
@@ -59,7 +61,7 @@ def nothing(finding: Finding) -> list[Action]:
 def _collapse(finding: Finding) -> list[Action]:
     shares = finding.evidence.get("shares", [])
     idle = tuple(e for e, share in enumerate(shares) if share < 0.1 / len(shares))
-    found: list[Action] = [Balance(finding.where, 2.0, _LEAST)]
+    found: list[Action] = [Balance(finding.where, 4.0, _STRONG)]
     return found + ([Revive(finding.where, idle)] if idle else [])
 
 

@@ -41,10 +41,10 @@ def put(layer: Layer, tensor: Tensor, values: Tensor) -> None:
 
 
 def move_to(sparsifier: Sparsifier, layer: Layer, after: Topology, grown: Tensor | None = None) -> None:
-    """Take a layer to another topology."""
+    """Take a layer to another topology; its new weights begin at the first numbers of `grown`."""
     before = layer.topology
-    source = indices_in(before.positions(), after.positions())
-    sparsifier.move(layer.name, Rewiring(before, after, source), grown)
+    rewiring = Rewiring(before, after, indices_in(before.positions(), after.positions()))
+    sparsifier.move(layer.name, rewiring, None if grown is None else grown[: rewiring.grown])
 
 
 def check_alike(run: Run, source: Part, target: Part) -> None:

@@ -154,8 +154,7 @@ def moved(run: Run, sparsifier: Sparsifier, layer: Layer, after: Topology) -> Ca
     before = layer.topology
     spread = 1 / math.sqrt(3 * max(1.0, after.nnz / after.rows))
     drawn = spread * chance.normal(after.nnz, chance.mix(seed_of(run, layer), "values"))
-    new = int((~torch.isin(after.positions(), before.positions())).sum())
-    move_to(sparsifier, layer, after, drawn[:new])
+    move_to(sparsifier, layer, after, drawn)
     return lambda: move_to(sparsifier, layer, before)
 
 
