@@ -39,8 +39,12 @@ if TYPE_CHECKING:
     from sparsight.dynamics.reading import load_run
     from sparsight.dynamics.routes import Part, Route, where_logits
     from sparsight.dynamics.watch import Watch
+    from sparsight.health import actions, policies
     from sparsight.health.diagnose import Episode, compare_runs, diagnose, replay
     from sparsight.health.findings import Finding
+    from sparsight.health.manage import manage
+    from sparsight.health.manager import Manager
+    from sparsight.health.stress import Stress, stress
     from sparsight.health.verdict import verdict
     from sparsight.moe import routers
     from sparsight.moe.balancers import EntropyLoss, ImportanceLoss, LossFreeBias, SwitchLoss, ZLoss
@@ -128,6 +132,12 @@ _HOME = {
     "Route": "sparsight.dynamics.routes",
     "where_logits": "sparsight.dynamics.routes",
     "Watch": "sparsight.dynamics.watch",
+    "actions": "sparsight.health",
+    "policies": "sparsight.health",
+    "Manager": "sparsight.health.manager",
+    "manage": "sparsight.health.manage",
+    "Stress": "sparsight.health.stress",
+    "stress": "sparsight.health.stress",
     "SparseConv2d": "sparsight.nn.conv",
     "SparseLinear": "sparsight.nn.linear",
     "moe": "sparsight.moe",
@@ -188,6 +198,7 @@ __all__ = [
     "Latent",
     "LayerView",
     "LossFreeBias",
+    "Manager",
     "Mask",
     "Method",
     "MixtureOfDepths",
@@ -206,11 +217,13 @@ __all__ = [
     "SparseMixer2Star",
     "Sparsifier",
     "StraightThrough",
+    "Stress",
     "SwitchLoss",
     "Topology",
     "Watch",
     "ZLoss",
     "acdc",
+    "actions",
     "balance_loss",
     "block",
     "by_name",
@@ -239,10 +252,12 @@ __all__ = [
     "load_run",
     "lobatto",
     "lottery_ticket",
+    "manage",
     "mest",
     "midpoint",
     "moe",
     "nm",
+    "policies",
     "prune",
     "radau",
     "reinforce_loss",
@@ -258,6 +273,7 @@ __all__ = [
     "sparsify",
     "srigl",
     "static",
+    "stress",
     "structures",
     "top_kast",
     "uniform",

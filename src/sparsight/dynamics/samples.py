@@ -160,8 +160,10 @@ class Samples:
 def _take(tensor: Tensor, at: NDArray[np.int64], out: Floats) -> None:
     """out = tensor.flatten()[at]."""
     tensor = tensor.detach()
-    if tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous():
-        np.take(tensor.numpy().reshape(-1), at, out=out, mode="clip")
+    if not tensor.numel():
+        out[:] = 0  # a layer that has no weights at present
+    elif tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous():
+        np.take(tensor.numpy().reshape(-1), at, out=out, mode="clip")  # shorter, until the sample is renewed
     else:
         picked = tensor.reshape(-1)[torch.from_numpy(at).to(tensor.device)]
         out[:] = picked.float().cpu().numpy()
