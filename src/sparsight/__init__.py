@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparsight import moe
+    from sparsight import moe, recipes
     from sparsight.dst import criteria, distributions, initial, schedules, structures
     from sparsight.dst.distributions import by_name, er, erk, uniform
     from sparsight.dst.flops import Flops
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from sparsight.moe.upcycle import upcycle
     from sparsight.nn.conv import SparseConv2d
     from sparsight.nn.linear import SparseLinear
+    from sparsight.recipes.training import Training
     from sparsight.topology import Topology
 
 __version__ = "0.1.0"
@@ -147,6 +148,8 @@ _HOME = {
     "radau": "sparsight.moe.rules",
     "simpson": "sparsight.moe.rules",
     "upcycle": "sparsight.moe.upcycle",
+    "recipes": "sparsight.recipes",
+    "Training": "sparsight.recipes.training",
     "Topology": "sparsight.topology",
 }
 
@@ -183,6 +186,7 @@ __all__ = [
     "StraightThrough",
     "SwitchLoss",
     "Topology",
+    "Training",
     "ZLoss",
     "acdc",
     "balance_loss",
@@ -216,6 +220,7 @@ __all__ = [
     "nm",
     "prune",
     "radau",
+    "recipes",
     "reinforce_loss",
     "rigl",
     "routers",
