@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sparsight.recipes.stored import replace_file
-from sparsight.recipes.training import Training
+from sparsight.recipes.training import Stateful, Training
 
 FILE = "checkpoint.pt"
 
@@ -28,7 +28,7 @@ class Progress:
     """The last evaluation."""
 
 
-def save(run: Path, training: Training, progress: Progress) -> None:
+def save(run: Path, training: Training, progress: Progress, watch: Stateful | None = None) -> None:
     """Model, optimizer, parts, generators and counters, in one file that is either old or new."""
     content = {
         "progress": vars(progress),
@@ -36,6 +36,7 @@ def save(run: Path, training: Training, progress: Progress) -> None:
         "model": training.model.state_dict(),
         "optimizer": training.optimizer.state_dict(),
         "parts": {name: part.state_dict() for name, part in training.parts.items()},
+        "watch": None if watch is None else watch.state_dict(),
         "random": _random_state(),
     }
     buffer = io.BytesIO()
@@ -43,7 +44,7 @@ def save(run: Path, training: Training, progress: Progress) -> None:
     replace_file(run / FILE, buffer.getvalue())
 
 
-def load(run: Path, training: Training) -> Progress:
+def load(run: Path, training: Training, watch: Stateful | None = None) -> Progress:
     """Take a fresh training of the same recipe and knobs to where the saved one was."""
     saved = read(run)
     if saved["data"] != training.data:
@@ -63,6 +64,8 @@ def load(run: Path, training: Training) -> Progress:
         raise ValueError(f"the checkpoint of '{run}' does not fit the recipe as it is now: {error}") from None
     for name, part in training.parts.items():
         part.load_state_dict(saved["parts"][name])
+    if watch is not None and saved["watch"] is not None:
+        watch.load_state_dict(saved["watch"])
     _set_random_state(saved["random"])
     return Progress(**saved["progress"])
 

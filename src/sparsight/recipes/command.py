@@ -37,12 +37,16 @@ class Options:
         run: Folder of the run; by default runs/RECIPE, with a number where that is taken.
         evaluations: How often quality is measured, evenly spaced, the last time at the end.
         checkpoint_every: Steps between checkpoints on the way; 0 saves at the end and on Ctrl-C alone.
+        watch_every: Steps between two readings of the training's dynamics; 0 does not watch.
+        threads: Threads of torch; 0 leaves the choice to it.
         quiet: Print the result alone.
     """
 
     run: Path | None = None
     evaluations: int = 4
     checkpoint_every: int = 0
+    watch_every: int = 10
+    threads: int = 0
     quiet: bool = False
 
 
@@ -101,9 +105,11 @@ def _start(name: str, recipe: Recipe, knobs: Mapping[str, Any], options: Options
         )
     kept = {key: value for key, value in dataclasses.asdict(options).items() if key not in ("run", "quiet")}
     versions = {package: version(package) for package in ("sparsight", "torch")}
+    _use_threads(options.threads)
     training = _make(name, recipe, knobs)
-    stored.write(run, Stored(find.reference(name), knobs, kept, versions))
-    return _drive(name, training, run, options, resume=False)
+    about = Stored(find.reference(name), knobs, kept, versions)
+    stored.write(run, about)
+    return _drive(about, training, run, options, resume=False)
 
 
 def _resume(*, resume: Path, quiet: bool = False) -> int:
@@ -115,8 +121,19 @@ def _resume(*, resume: Path, quiet: bool = False) -> int:
     """
     about = stored.read(resume)
     recipe = find.find(about.recipe)
+    options = Options(quiet=quiet, **about.options)
+    _use_threads(options.threads)
     training = _make(about.recipe, recipe, stored.knobs_of(recipe, about))
-    return _drive(recipe.__name__, training, resume, Options(quiet=quiet, **about.options), resume=True)
+    return _drive(about, training, resume, options, resume=True)
+
+
+def _use_threads(count: int) -> None:
+    if count < 0:
+        raise ValueError(f"threads must be a number >= 0, got {count}")
+    if count:
+        import torch
+
+        torch.set_num_threads(count)
 
 
 def _make(name: str, recipe: Recipe, knobs: Mapping[str, Any]) -> Training:
@@ -126,7 +143,7 @@ def _make(name: str, recipe: Recipe, knobs: Mapping[str, Any]) -> Training:
     return training
 
 
-def _drive(name: str, training: Training, run: Path, options: Options, *, resume: bool) -> int:
+def _drive(about: Stored, training: Training, run: Path, options: Options, *, resume: bool) -> int:
     from sparsight.recipes.progress import numbers
     from sparsight.recipes.run import train
 
@@ -136,6 +153,8 @@ def _drive(name: str, training: Training, run: Path, options: Options, *, resume
         resume=resume,
         evaluations=options.evaluations,
         checkpoint_every=options.checkpoint_every,
+        watch_every=options.watch_every,
+        config={"recipe": about.recipe, **stored.flat(about.knobs)},
         quiet=options.quiet,
     )
     if outcome.stopped_by is not None and outcome.step < outcome.steps:
@@ -143,7 +162,9 @@ def _drive(name: str, training: Training, run: Path, options: Options, *, resume
         print(f"  sparsight train --resume {shlex.quote(str(run))}")
         return 128 + outcome.stopped_by
     result = numbers(outcome.metrics) or "done"
-    print(f"{name}: {result} after {outcome.steps} steps, {outcome.seconds:.1f} s of training, in {run}")
+    print(
+        f"{about.recipe}: {result} after {outcome.steps} steps, {outcome.seconds:.1f} s of training, in {run}"
+    )
     return 0 if outcome.stopped_by is None else 128 + signal.Signals(outcome.stopped_by)
 
 

@@ -56,7 +56,7 @@ def electra(
     from torch.nn import functional
 
     from sparsight.recipes import loop
-    from sparsight.recipes.text import english, numbered, subwords, trimmed
+    from sparsight.recipes.text import PAD, english, numbered, subwords, trimmed
     from sparsight.recipes.twins import Twins, matthews
 
     loop.check_positive("electra", width=width, layers=layers, steps=steps, tune=tune, batch=batch, lr=lr)
@@ -86,10 +86,6 @@ def electra(
         rows = loop.rows_of(len(pre_ids), batch, seed, i)
         return model.losses(trimmed(pre_ids[rows]), loop.generator_of(seed, "gaps", i))
 
-    def of_labels(rows: Tensor, ids: Tensor, classes: Tensor) -> Tensor:
-        batch_ids = trimmed(ids[rows])
-        return functional.cross_entropy(model.classify(batch_ids), classes[rows], reduction="none")
-
     def step(i: int) -> Mapping[str, float]:
         if i < steps:
             filled, found = gaps(i)
@@ -98,7 +94,10 @@ def electra(
             total = loop.update(model, optimizer, loss, loop.learning_rate(lr, i, steps))
             return {"loss": total, "generator": filled.mean().item(), "discriminator": found.mean().item()}
         i -= steps
-        each = of_labels(loop.rows_of(len(train_ids), batch, seed, i), train_ids, train.classes)
+        rows = loop.rows_of(len(train_ids), batch, seed, i)
+        batch_ids = trimmed(train_ids[rows])
+        each = functional.cross_entropy(model.classify(batch_ids), train.classes[rows], reduction="none")
+        tap(each.detach().repeat_interleave((batch_ids != PAD).sum(1)))  # a subword pays for its sentence
         return {"loss": loop.update(model, optimizer, each.mean(), loop.learning_rate(lr / 4, i, tune))}
 
     def evaluate() -> Mapping[str, float]:

@@ -47,6 +47,15 @@ def read(run: Path) -> Stored:
         raise ValueError(f"'{file}' cannot be read: {error}") from None
 
 
+def flat(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Names and plain values without groups, as the command line shows them."""
+    plain = json.loads(json.dumps(knobs, default=_plain_or_fields))
+    listed: dict[str, Any] = {}
+    for name, value in plain.items():
+        listed.update(value if isinstance(value, dict) else {name: value})
+    return listed
+
+
 def knobs_of(recipe: Recipe, stored: Stored) -> dict[str, Any]:
     """The stored knobs as the recipe takes them."""
     hints = typing.get_type_hints(recipe, include_extras=False)
@@ -73,6 +82,12 @@ def replace_file(file: Path, content: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     part.replace(file)
+
+
+def _plain_or_fields(value: object) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return _plain(value)
 
 
 def _plain(value: object) -> Any:

@@ -37,7 +37,7 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.reshape(*x.shape[:-1], self.heads, -1).transpose(1, 2)
 
 
 class Block(nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sparsight.recipes.knobs import Paths, Weights
-from sparsight.recipes.training import Tap, Training
+from sparsight.recipes.training import Training
 
 
 def translation(
@@ -69,7 +69,6 @@ def translation(
         tokenizer.get_vocab_size(), length=longest, dim=width, heads=heads, layers=layers, paths=paths
     )
     optimizer = loop.adamw(model, lr)
-    tap = Tap()
 
     def losses(source_ids: Tensor, target_ids: Tensor, smooth: float) -> Tensor:
         """One for each written subword that is not padding."""
@@ -88,9 +87,7 @@ def translation(
         return losses(train_s[rows], train_t[rows], 0.1)
 
     def step(i: int) -> Mapping[str, float]:
-        each = of_step(i)
-        tap(each.detach())
-        return {"loss": loop.update(model, optimizer, each.mean(), loop.learning_rate(lr, i, steps))}
+        return {"loss": loop.update(model, optimizer, of_step(i).mean(), loop.learning_rate(lr, i, steps))}
 
     def evaluate() -> Mapping[str, float]:
         from sacrebleu import corpus_bleu
@@ -107,4 +104,5 @@ def translation(
     parts = weights.apply(model, optimizer, steps=steps, seed=seed, loss=lambda: of_step(0).mean())
     paths.follow(model, optimizer)
     known = loop.fingerprint(train_s, train_t, test_s, test_t)
-    return Training(model, optimizer, steps, step, evaluate, parts, tap, known, "BLEU")
+    # No per-token losses: a written subword says nothing of any one token that the encoder read.
+    return Training(model, optimizer, steps, step, evaluate, parts, data=known, main="BLEU")

@@ -1,0 +1,1 @@
+"""Measuring: who was used, who was updated, how evenly, since when."""
