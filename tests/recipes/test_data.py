@@ -86,7 +86,7 @@ def test_files_that_do_not_fit(tmp_path):
         return tmp_path / name
 
     short, long = file("short", b"a\nb\n"), file("long", b"a\nb\nc\n")
-    with pytest.raises(ValueError, match="has 2 lines and .* 3: line n must be the translation"):
+    with pytest.raises(ValueError, match=r"has 2 lines and .* 3: line n must be the translation"):
         aligned(short, long, None, None)
     with pytest.raises(ValueError, match="source and target come together"):
         aligned(short, None, None, None)

@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_refused(tiny: Tiny, tmp_path: Path):
         train(tiny.make("image", steps=2, width=8), run, resume=True, quiet=True)
     with pytest.raises(ValueError, match=r"holds the parts \[\], the recipe has \['sparse'\]"):
         train(tiny.make("image", steps=2, weights=Weights(density=0.5)), run, resume=True, quiet=True)
-    with pytest.raises(ValueError, match="the data of .* is not what it was when the run began"):
+    with pytest.raises(ValueError, match=r"the data of .* is not what it was when the run began"):
         train(tiny.make("image", data="digits", path=None, steps=2), run, resume=True, quiet=True)
     (run / checkpoint.FILE).write_bytes(b"PK\x03\x04 half a file")
     with pytest.raises(ValueError, match="is not a checkpoint that can be read"):

@@ -161,10 +161,9 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
         print(f"stopped after step {outcome.step} of {outcome.steps}; everything is saved. Go on with")
         print(f"  sparsight train --resume {shlex.quote(str(run))}")
         return 128 + outcome.stopped_by
+    name = about.recipe.rpartition(":")[2]
     result = numbers(outcome.metrics) or "done"
-    print(
-        f"{about.recipe}: {result} after {outcome.steps} steps, {outcome.seconds:.1f} s of training, in {run}"
-    )
+    print(f"{name}: {result} after {outcome.steps} steps, {outcome.seconds:.1f} s of training, in {run}")
     return 0 if outcome.stopped_by is None else 128 + signal.Signals(outcome.stopped_by)
 
 

@@ -28,9 +28,11 @@ def find(name: str) -> Recipe:
 
     >>> find("image").__name__
     'image'
-    >>> find("imgae")
-    Traceback (most recent call last):
-    ValueError: there is no recipe 'imgae'; did you mean 'image'? There are image, language, translation, ...
+    >>> try:
+    ...     find("imgae")
+    ... except ValueError as error:
+    ...     print(str(error)[:55])
+    there is no recipe 'imgae'; did you mean 'image'? There
     """
     if name in OURS:
         return ours()[name]

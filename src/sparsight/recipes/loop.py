@@ -42,7 +42,7 @@ def learning_rate(peak: float, i: int, steps: int) -> float:
     """Up over the first twentieth, then down on a cosine to a tenth; a function of the step alone.
 
     >>> [round(learning_rate(1.0, i, 100), 2) for i in (0, 4, 52, 99)]
-    [0.2, 1.0, 0.55, 0.1]
+    [0.2, 1.0, 0.54, 0.1]
     """
     warm = max(steps // 20, 1)
     if i < warm:
