@@ -95,6 +95,9 @@ def main() -> None:
     except ValueError as error:
         print(f"sparsight: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written to
+        print(f"sparsight: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

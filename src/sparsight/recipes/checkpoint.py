@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import random
 from dataclasses import dataclass, field
@@ -39,9 +38,7 @@ def save(run: Path, training: Training, progress: Progress, watch: Stateful | No
         "watch": None if watch is None else watch.state_dict(),
         "random": _random_state(),
     }
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    replace_file(run / FILE, buffer.getvalue())
+    replace_file(run / FILE, lambda stream: torch.save(content, stream))
 
 
 def load(run: Path, training: Training, watch: Stateful | None = None) -> Progress:

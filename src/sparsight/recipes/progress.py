@@ -39,12 +39,13 @@ class Bar:
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
         self._console = console
         self._progress = Progress(
             TextColumn("step {task.completed:,}/{task.total:,}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
@@ -148,7 +149,7 @@ def numbers(values: Mapping[str, float]) -> str:
 
 
 def sparsity(training: Training) -> str:
-    """The density of sparse weights, and how uneven the load of the experts is."""
+    """The density of sparse weights, and the load of the busiest expert as a multiple of its fair share."""
     from sparsight.dst.sparsifier import Sparsifier
     from sparsight.moe.layer import MoE
 
@@ -162,5 +163,5 @@ def sparsity(training: Training) -> str:
             load = module.routing.load()
             busiest = max(busiest, float(load.max()) * len(load) / max(int(load.sum()), 1))
     if busiest:
-        words.append(f"busiest expert {busiest:.1f}× its share")
+        words.append(f"busiest expert {busiest:.1f}×")
     return " ".join(words)

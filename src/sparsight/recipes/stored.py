@@ -7,10 +7,10 @@ import json
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sparsight.recipes.find import Recipe, find, nearest
 
@@ -30,7 +30,8 @@ class Stored:
 def write(run: Path, stored: Stored) -> None:
     """Into the run folder, which is made where it is missing."""
     run.mkdir(parents=True, exist_ok=True)
-    replace_file(run / FILE, json.dumps(dataclasses.asdict(stored), indent=2, default=_plain).encode())
+    content = json.dumps(dataclasses.asdict(stored), indent=2, default=_plain).encode()
+    replace_file(run / FILE, lambda stream: stream.write(content))
 
 
 def read(run: Path) -> Stored:
@@ -74,11 +75,11 @@ def recipe_of(stored: Stored) -> Recipe:
     return find(stored.recipe)
 
 
-def replace_file(file: Path, content: bytes) -> None:
+def replace_file(file: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file so that a reader, or a crash, finds the old one or the new one and nothing between."""
     part = file.with_name(f"{file.name}.part")
     with part.open("wb") as stream:
-        stream.write(content)
+        write(stream)
         stream.flush()
         os.fsync(stream.fileno())
     part.replace(file)
