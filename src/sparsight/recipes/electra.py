@@ -17,15 +17,15 @@ def electra(
     labelled: Path | None = None,
     test_labelled: Path | None = None,
     lines: int = 20_000,
-    vocabulary: int = 3000,
+    vocabulary: int = 2000,
     width: int = 128,
     layers: int = 2,
     heads: int = 4,
     longest: int = 32,
-    steps: int = 400,
-    tune: int = 150,
+    steps: int = 300,
+    tune: int = 250,
     batch: int = 32,
-    lr: float = 2e-3,
+    lr: float = 1e-3,
     seed: int = 0,
     weights: Weights = Weights(),
     paths: Paths = Paths(),
@@ -46,7 +46,7 @@ def electra(
         steps: Optimizer steps of pre-training.
         tune: Optimizer steps of fine-tuning, which follow.
         batch: Sentences of a step.
-        lr: Highest learning rate of AdamW; fine-tuning takes a quarter of it.
+        lr: Highest learning rate of AdamW, in both.
         seed: Of the weights, the topology and the order of the data.
         weights: Sparse weights.
         paths: Sparse paths.
@@ -98,7 +98,7 @@ def electra(
         batch_ids = trimmed(train_ids[rows])
         each = functional.cross_entropy(model.classify(batch_ids), train.classes[rows], reduction="none")
         tap(each.detach().repeat_interleave((batch_ids != PAD).sum(1)))  # a subword pays for its sentence
-        return {"loss": loop.update(model, optimizer, each.mean(), loop.learning_rate(lr / 4, i, tune))}
+        return {"loss": loop.update(model, optimizer, each.mean(), loop.learning_rate(lr, i, tune))}
 
     def evaluate() -> Mapping[str, float]:
         generator = loop.generator_of(0, "held out")

@@ -32,7 +32,7 @@ def image(
         network: What learns.
         width: Units of a layer, or channels of the first stage; 0 chooses 256 for an MLP, 16 for a ResNet.
         depth: Residual blocks, or blocks of each stage; 0 chooses 2 for an MLP, 1 for a ResNet.
-        steps: Optimizer steps; 0 chooses 600 for an MLP, 300 for a ResNet.
+        steps: Optimizer steps; 0 chooses 600 for an MLP, 200 for a ResNet.
         batch: Images of a step.
         lr: Highest learning rate of AdamW.
         seed: Of the weights, the topology and the order of the data.
@@ -46,7 +46,7 @@ def image(
     from sparsight.recipes import loop, vision
     from sparsight.recipes.data import digits, images
 
-    steps = steps or (600 if network == "mlp" else 300)
+    steps = steps or (600 if network == "mlp" else 200)
     width = width or (256 if network == "mlp" else 16)
     depth = depth or (2 if network == "mlp" else 1)
     loop.check_positive("image", width=width, depth=depth, steps=steps, batch=batch, lr=lr)

@@ -21,7 +21,7 @@ def translation(
     heads: int = 4,
     longest: int = 40,
     steps: int = 300,
-    batch: int = 48,
+    batch: int = 32,
     lr: float = 3e-3,
     sentences: int = 100,
     seed: int = 0,
