@@ -3,7 +3,6 @@
 import gzip
 import random
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,10 +98,3 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     labels = [f"{' '.join(words)}\t{int('dog' in words)}" for words in sentences]
     (folder / "labelled.tsv").write_text("sentence\tlabel\n" + "\n".join(labels) + "\n")
     return Tiny(folder)
-
-
-@pytest.fixture
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SPARSIGHT_DATA", raising=False)
-    return lambda: tmp_path

@@ -154,7 +154,7 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
         evaluations=options.evaluations,
         checkpoint_every=options.checkpoint_every,
         watch_every=options.watch_every,
-        config={"recipe": about.recipe, **stored.flat(about.knobs)},
+        config={"recipe": about.recipe, "quality": training.main, **stored.flat(about.knobs)},
         quiet=options.quiet,
     )
     if outcome.stopped_by is not None and outcome.step < outcome.steps:

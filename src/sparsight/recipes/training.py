@@ -52,7 +52,7 @@ class Training:
     `evaluate()` measures quality; it is called in eval mode without gradients, and what it draws from
     torch's generator does not count. `parts` are saved beside the model and the optimizer. `data` is any
     text that changes when the data does; a run goes on only where it is the same. `main` names the number of
-    `evaluate()` that a person asks for first.
+    `evaluate()` that a person asks for first; reports show it as the quality of the run.
     """
 
     model: nn.Module
