@@ -19,6 +19,13 @@ def demo(*, seeds: int = 3, steps: int = 1500, density: float = 0.1) -> None:
     digits_demo(seeds=seeds, steps=steps, density=density)
 
 
+def train() -> None:
+    """Train a recipe: images, a language model, a translator, ELECTRA, or one of your own."""
+    from sparsight.recipes.command import main as command
+
+    sys.exit(command(sys.argv[2:]))
+
+
 def bench(
     *,
     out: Path = Path("runs/bench"),
@@ -93,13 +100,19 @@ def main() -> None:
     except ImportError:
         sys.exit("the command line needs the extra: pip install 'sparsight[app]'")
     try:
+        if sys.argv[1:2] == ["train"]:  # its options follow from the recipe that comes next
+            train()
         tyro.extras.subcommand_cli_from_dict(
-            {"demo": demo, "bench": bench, "doctor": doctor, "version": version},
+            {"demo": demo, "train": train, "bench": bench, "doctor": doctor, "version": version},
             prog="sparsight",
             description="Sparse training in PyTorch.",
         )
     except ValueError as error:
-        sys.exit(f"sparsight: {error}")
+        print(f"sparsight: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written to
+        print(f"sparsight: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

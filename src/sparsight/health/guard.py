@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
 
 from sparsight.dynamics.routes import Part
-from sparsight.dynamics.samples import squared_norm
+from sparsight.dynamics.samples import norms
 from sparsight.dynamics.watch import Watch
 from sparsight.health.actions.core import several_processes
 from sparsight.health.findings import Finding
@@ -19,8 +21,7 @@ def bad_gradient(watch: Watch) -> Finding | None:
     dense = [grad for grad in grads if not grad.is_sparse]
     bad = False
     if dense:
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(dense)])
-        bad = not bool(torch.isfinite(norms).all())
+        bad = not math.isfinite(float(torch.nn.utils.get_total_norm(dense)))
     if several_processes():
         flag = torch.tensor(int(bad), device=dense[0].device if dense else None)
         torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
@@ -43,15 +44,15 @@ def bad_gradient(watch: Watch) -> Finding | None:
 def _place(watch: Watch) -> tuple[str, list[int]]:
     for route in watch.routes:
         for expert, parts in enumerate(route.parts):
-            if any(_bad(squared_norm(part)) for part in parts):
+            if _bad(parts):
                 return route.name, [expert]
-        if any(_bad(squared_norm(Part(p))) for p in route.router):
+        if _bad([Part(p) for p in route.router]):
             return route.name, []
-    for (_, where), unit in watch._layers.units.items():
-        if any(_bad(squared_norm(part)) for part in unit.parts):
+    for (_, where), parts in watch._layers.units.items():
+        if _bad(parts):
             return where, []
     return "", []
 
 
-def _bad(norm: Tensor | None) -> bool:
-    return norm is not None and not bool(torch.isfinite(norm))
+def _bad(parts: Sequence[Part]) -> bool:
+    return not math.isfinite(float(norms([parts])[0]))
