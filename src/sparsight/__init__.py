@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from sparsight.dst.sparsifier import Sparsifier
     from sparsight.dst.sparsify import sparsify
     from sparsight.dst.view import LayerView
+    from sparsight.dynamics.begin import watch
+    from sparsight.dynamics.reading import load_run
+    from sparsight.dynamics.routes import Route, where_logits
+    from sparsight.dynamics.watch import Watch
     from sparsight.moe import routers
     from sparsight.moe.balancers import EntropyLoss, ImportanceLoss, LossFreeBias, SwitchLoss, ZLoss
     from sparsight.moe.capacity import Capacity
@@ -107,6 +111,11 @@ _HOME = {
     "Sparsifier": "sparsight.dst.sparsifier",
     "sparsify": "sparsight.dst.sparsify",
     "LayerView": "sparsight.dst.view",
+    "watch": "sparsight.dynamics.begin",
+    "load_run": "sparsight.dynamics.reading",
+    "Route": "sparsight.dynamics.routes",
+    "where_logits": "sparsight.dynamics.routes",
+    "Watch": "sparsight.dynamics.watch",
     "SparseConv2d": "sparsight.nn.conv",
     "SparseLinear": "sparsight.nn.linear",
     "moe": "sparsight.moe",
@@ -172,6 +181,7 @@ __all__ = [
     "Pool",
     "Quadrature",
     "Reinforce",
+    "Route",
     "Router",
     "Routing",
     "SparseConv2d",
@@ -183,6 +193,7 @@ __all__ = [
     "StraightThrough",
     "SwitchLoss",
     "Topology",
+    "Watch",
     "ZLoss",
     "acdc",
     "balance_loss",
@@ -208,6 +219,7 @@ __all__ = [
     "initial",
     "itop",
     "linear",
+    "load_run",
     "lobatto",
     "lottery_ticket",
     "mest",
@@ -231,6 +243,8 @@ __all__ = [
     "top_kast",
     "uniform",
     "upcycle",
+    "watch",
+    "where_logits",
 ]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sparsight import chance
 from sparsight.dst import state
@@ -20,6 +22,8 @@ from sparsight.nn.compressed import CompressedWeight
 from sparsight.nn.convert import decompress
 from sparsight.nn.layer import SparseLayer
 from sparsight.topology import Topology
+
+UpdateHook = Callable[[Layer, Rewiring], None]
 
 
 class Sparsifier:
@@ -41,6 +45,7 @@ class Sparsifier:
         self.updates = 0
         self.optimizer: Optimizer | None = None
         self._handles: list[Any] = []
+        self._update_hooks: OrderedDict[int, UpdateHook] = OrderedDict()
         self._skipping = False
         self._versions: dict[str, int] = {}
         self._known: dict[str, Topology] = {}
@@ -85,7 +90,7 @@ class Sparsifier:
         return self.model
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handles": []}
+        return {**self.__dict__, "_handles": [], "_update_hooks": OrderedDict()}
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
         self.__dict__.update(attributes)
@@ -93,6 +98,12 @@ class Sparsifier:
         if optimizer is not None:
             self.attach(optimizer)
         self._remember_versions()
+
+    def register_update_hook(self, hook: UpdateHook) -> RemovableHandle:
+        """Call `hook(layer, rewiring)` for each layer that an update is about to change."""
+        handle = RemovableHandle(self._update_hooks)
+        self._update_hooks[handle.id] = hook
+        return handle
 
     @property
     def method(self) -> Method:
@@ -268,6 +279,8 @@ class Sparsifier:
             return []
         for layer, quota, rewiring in plans:
             layer.target = quota.total
+            for hook in self._update_hooks.values():
+                hook(layer, rewiring)
             self._apply(layer, rewiring)
         self.updates += 1
         return [layer for layer, _, _ in plans]

@@ -115,7 +115,7 @@ def _as_series(rows: list[tuple[int, Any]], table: str) -> Series:
     return Series(steps, np.array(same, np.float64).reshape(len(rows), width))
 
 
-def load(run: Path | str) -> History:
+def load_run(run: Path | str) -> History:
     """The whole history of a run.
 
     >>> import tempfile
@@ -125,7 +125,7 @@ def load(run: Path | str) -> History:
     ...     store = Store(Path(folder) / "run")
     ...     store.append([Record(1, "log/loss", "", 0.5)])
     ...     store.close()
-    ...     load(Path(folder) / "run").get("log/loss").values.tolist()
+    ...     load_run(Path(folder) / "run").get("log/loss").values.tolist()
     [0.5]
     """
     with _opened(run) as connection:

@@ -1,0 +1,106 @@
+"""What there is to watch in a model: its routes, its sparse layers, and everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparsight.dst.sparsifier import Sparsifier
+from sparsight.dynamics.connections import describe as describe_connections
+from sparsight.dynamics.learning import LayerLearning, Unit
+from sparsight.dynamics.records import Record
+from sparsight.dynamics.routes import Part, Route, clean
+from sparsight.dynamics.samples import Sample
+from sparsight.nn.masked import MaskedWeight
+
+
+def sparsifier_of(optimizer: Optimizer) -> Sparsifier | None:
+    """The Sparsifier that follows this optimizer, told by its hook."""
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        owner = getattr(hook, "__self__", None)
+        if isinstance(owner, Sparsifier):
+            return owner
+    return None
+
+
+def units_of(
+    model: nn.Module, routes: Sequence[Route], sparsifier: Sparsifier | None
+) -> dict[tuple[str, str], Unit]:
+    """Sparse layers, and every other module that has parameters of its own and is no expert or router."""
+    units: dict[tuple[str, str], Unit] = {}
+    taken: set[int] = {id(p) for route in routes for p in route.router}
+    taken |= {id(part.param) for route in routes for expert in route.parts for part in expert}
+    for name, layer in ({} if sparsifier is None else sparsifier.layers).items():
+        weight = layer.weight
+        existing = None
+        if isinstance(weight, MaskedWeight):
+
+            def existing(numbers: Tensor, weight: MaskedWeight = weight) -> Tensor:
+                return weight.topology.positions()[numbers.long().to(weight.param.device)]
+
+        part = Part(weight.param)
+        sample = Sample(part, 0, existing)
+        sample.renew(layer.topology.nnz)
+        units["sparse", name] = Unit((part,), [sample])
+        taken.add(id(weight.param))
+    for name, module in model.named_modules():
+        own = tuple(
+            Part(p) for p in module.parameters(recurse=False) if id(p) not in taken and p.requires_grad
+        )
+        taken |= {id(part.param) for part in own}
+        if own:
+            units["dense", clean(name)] = Unit(own)
+    return units
+
+
+def describe(
+    routes: Sequence[Route], sparsifier: Sparsifier | None, layers: LayerLearning
+) -> list[dict[str, Any]]:
+    """What is watched, for the store."""
+    found: list[dict[str, Any]] = [
+        {"name": r.name, "family": r.family, "experts": r.experts, "k": r.k, **r.about} for r in routes
+    ]
+    if sparsifier is not None:
+        found += describe_connections(sparsifier)
+    found += [{"name": name, "family": family} for family, name in layers.units if family == "dense"]
+    return found
+
+
+def describe_method(sparsifier: Sparsifier) -> dict[str, Any]:
+    """The method's name and numbers."""
+    method = sparsifier.method
+    return {
+        "name": method.name,
+        "density": sparsifier.target_density,
+        "steps": method.steps,
+        "grows": method.grow is not None,
+    }
+
+
+def said(routes: Sequence[Route], sparsifier: Sparsifier | None, layers: LayerLearning) -> str:
+    """What is watched, in words."""
+    parts = []
+    paths = [r for r in routes if r.family == "moe"]
+    if paths:
+        parts.append(f"{len(paths)} expert layers")
+    if len(routes) > len(paths):
+        parts.append(f"{len(routes) - len(paths)} depth-routed blocks")
+    if sparsifier is not None:
+        parts.append(f"{len(sparsifier.layers)} sparse layers")
+    dense = sum(family == "dense" for family, _ in layers.units)
+    if dense:
+        parts.append(f"{dense} dense layers")
+    return ", ".join(parts) or "nothing"
+
+
+def means(step: int, records: Sequence[Record]) -> list[Record]:
+    """For each number of the layers that has no value for the whole model, the mean over layers."""
+    whole = {record.name for record in records if not record.where}
+    grouped: dict[str, list[float]] = {}
+    for record in records:
+        if record.where and isinstance(record.value, float) and record.name not in whole:
+            grouped.setdefault(record.name, []).append(record.value)
+    return [Record(step, name, "", sum(values) / len(values)) for name, values in grouped.items()]
