@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from sparsight.moe.upcycle import upcycle
     from sparsight.nn.conv import SparseConv2d
     from sparsight.nn.linear import SparseLinear
+    from sparsight.report.show import show
     from sparsight.topology import Topology
 
 __version__ = "0.1.0"
@@ -156,6 +157,7 @@ _HOME = {
     "radau": "sparsight.moe.rules",
     "simpson": "sparsight.moe.rules",
     "upcycle": "sparsight.moe.upcycle",
+    "show": "sparsight.report.show",
     "Topology": "sparsight.topology",
 }
 
@@ -233,6 +235,7 @@ __all__ = [
     "routers",
     "schedules",
     "set_",
+    "show",
     "simpson",
     "snfs",
     "snip",

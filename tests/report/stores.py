@@ -34,9 +34,11 @@ def layers(moe: int, sparse: int, experts: int) -> list[dict[str, object]]:
     ]
 
 
-def records(step: int, last: int, *, moe: int = 2, sparse: int = 2, experts: int = 8) -> list[Record]:
+def records(
+    step: int, last: int, *, moe: int = 2, sparse: int = 2, experts: int = 8, seed: int = 0
+) -> list[Record]:
     """The reading of one step of a run in which the first layer's router collapses towards the end."""
-    rng = np.random.default_rng(step)
+    rng = np.random.default_rng([step, seed])
     done = step / last
     loss = 4.2 * np.exp(-3 * done) + 0.6 + 0.08 * rng.standard_normal()
     found = [
@@ -117,7 +119,7 @@ def small(folder: Path, *, steps: int = 1000, every: int = 10, seed: int = 0, **
     counts = {"moe": 2, "sparse": 2, "experts": 8, **sizes}
     store = Store(folder, {**meta, "layers": layers(counts["moe"], counts["sparse"], counts["experts"])})
     for step in range(every, steps + 1, every):
-        store.append(records(step, steps, **counts))
+        store.append(records(step, steps, seed=seed, **counts))
     store.event(FINDING)
     store.event(ACTION)
     store.close()

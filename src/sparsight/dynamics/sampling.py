@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,19 @@ def latest(run: Path | str, names: Callable[[str], bool]) -> History:
                 if rows := connection.execute(query, (id_,)).fetchall():
                     series[name, ""] = _as_series(rows, "scalar")
         return History(series, meta, tuple(event for _, event in _events(connection)))
+
+
+def read_rows(run: Path | str) -> Iterator[tuple[int, str, str, Any]]:
+    """Every record as (step, name, where, number or list of numbers), series after series, one at a time."""
+    with _opened(run) as connection:
+        connection.execute("BEGIN")  # one moment for all of it
+        for table in ("scalar", "vector"):
+            query = (
+                f"SELECT step, name, place, value FROM {table} JOIN series ON series.id = {table}.series "
+                f"ORDER BY {table}.series, step"
+            )
+            for step, name, place, value in connection.execute(query):
+                yield step, name, place, np.frombuffer(value, "<f4").tolist() if table == "vector" else value
 
 
 def _thin(connection: sqlite3.Connection, series: int, points: int, *, extremes: bool) -> Series:

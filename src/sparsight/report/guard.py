@@ -146,7 +146,7 @@ async def _redirect(send: Send, path: str, query: dict[str, list[str]], token: s
     """To the same address without the token, which a cookie carries from now on."""
     jar = SimpleCookie()
     jar[COOKIE] = token
-    jar[COOKIE].update({"httponly": True, "samesite": "Strict", "path": "/"})
+    jar[COOKIE].update({"httponly": "1", "samesite": "Strict", "path": "/"})
     # One slash: "//elsewhere" would be another host.
     target = "/" + path.lstrip("/\\") + (f"?{urlencode(query, doseq=True)}" if query else "")
     more = (

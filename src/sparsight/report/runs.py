@@ -124,7 +124,7 @@ def numbers_of(history: History) -> dict[str, float]:
 def judge(events: Sequence[Event]) -> tuple[str, str]:
     """The worst that was found, and how much of it."""
     counts = Counter((e.severity, e.rule, e.where) for e in events if e.kind == "finding")
-    levels = Counter(severity for severity, _, _ in counts)
+    levels: Counter[str] = Counter(severity for severity, _, _ in counts)
     words = {"act": "to act on", "warn": "to look at", "info": "to know"}
     parts = [f"{levels[severity]} {text}" for severity, text in words.items() if levels[severity]]
     level = next((severity for severity in words if levels[severity]), "fine")

@@ -69,7 +69,7 @@ def make_app(
         Route("/api/figure", figure),
         Route("/api/stream", stream),
     ]
-    return Guard(Starlette(routes=routes), allowed_hosts(host), token)  # type: ignore[arg-type]
+    return Guard(Starlette(routes=routes), allowed_hosts(host), token)
 
 
 async def _stream(

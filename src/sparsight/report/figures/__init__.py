@@ -18,7 +18,7 @@ SECTIONS = (EVENTS, "Learning", "Sparse paths", "Sparse weights", "Cost", "All l
 class Chart:
     """A chart: what it shows, how to read it, which records it needs, and how it is drawn.
 
-    A name in `needs` that ends in "/" stands for all quantities of that family.
+    `choose` names the records where they are not known before.
     """
 
     id: str
@@ -31,10 +31,11 @@ class Chart:
     """Whether `draw` takes a layer."""
     over_steps: bool = True
     wide: bool = False
+    choose: Callable[[str], bool] | None = None
 
     def wants(self, name: str) -> bool:
         """Whether it draws this quantity."""
-        return any(name.startswith(n) if n.endswith("/") else name == n for n in self.needs)
+        return name in self.needs if self.choose is None else self.choose(name)
 
     def figure(self, history: History, layer: str | None = None) -> go.Figure | None:
         """The figure with its markers; None where the run has nothing for it."""
@@ -54,8 +55,24 @@ CHARTS: tuple[Chart, ...] = (
         events.timeline,
         wide=True,
     ),
-    Chart("loss", "Learning", "Loss", "What was logged and should fall.", ("log/",), learning.loss),
-    Chart("quality", "Learning", "Quality", "What was logged and should rise.", ("log/",), learning.quality),
+    Chart(
+        "loss",
+        "Learning",
+        "Loss",
+        "What was logged and should fall.",
+        (),
+        learning.loss,
+        choose=learning.is_logged_loss,
+    ),
+    Chart(
+        "quality",
+        "Learning",
+        "Quality",
+        "What was logged and should rise.",
+        (),
+        learning.quality,
+        choose=learning.is_quality,
+    ),
     Chart(
         "load",
         "Sparse paths",
@@ -216,7 +233,7 @@ CHARTS: tuple[Chart, ...] = (
 def available(names: Iterable[str], *, any_event: bool = False) -> list[Chart]:
     """The charts for which a run has records."""
     known = list(names)
-    return [c for c in CHARTS if (any_event if not c.needs else any(c.wants(name) for name in known))]
+    return [c for c in CHARTS if (any_event if c.section == EVENTS else any(map(c.wants, known)))]
 
 
 def titled(figure: go.Figure, chart: Chart) -> go.Figure:

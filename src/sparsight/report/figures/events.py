@@ -37,7 +37,7 @@ def mark(figure: go.Figure, events: Sequence[Event]) -> go.Figure:
             y0=0,
             y1=1,
             layer=layer,
-            opacity=0.75,
+            opacity=0.8 if len(shown) <= 8 else 0.35,
             line=dict(color=_colour(event), width=1.2, dash="dot" if event.kind == "action" else "solid"),
         )
     return figure

@@ -9,10 +9,9 @@ import plotly.graph_objects as go
 
 from sparsight.dynamics.history import History, Series
 from sparsight.report.figures import look
-from sparsight.report.figures.lines import curve, smooth
+from sparsight.report.figures.lines import NOISY, curve, smooth
 
 LOWER_IS_BETTER = ("loss", "perplexity", "ppl", "nll", "error", "bits", "bpc", "entropy")
-NOISY = 120
 
 
 def is_loss(name: str) -> bool:
@@ -22,6 +21,16 @@ def is_loss(name: str) -> bool:
     (True, False)
     """
     return any(word in name.rpartition("/")[2].lower() for word in LOWER_IS_BETTER)
+
+
+def is_logged_loss(name: str) -> bool:
+    """Whether a record belongs into the chart of losses."""
+    return name.startswith("log/") and is_loss(name)
+
+
+def is_quality(name: str) -> bool:
+    """Whether a record belongs into the chart of quality."""
+    return name.startswith("log/") and not is_loss(name)
 
 
 def logged(history: History) -> dict[str, Series]:

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from sparsight.dynamics.history import NOTHING, History, Series
 from sparsight.report.figures import look
+
+NOISY = 120
+"""From so many readings on a running mean is drawn over the curve of a whole model."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ def by_layer(history: History, name: str, title: str, *, percent: bool = False) 
         figure.add_trace(curve(series, where, colour, unit=unit, width=1.6))
         ends.append((look.plain(short), colour, float(series.last)))
     if len(mean) and mean.values.ndim == 1 and len(layers) != 1:
+        mean = smooth(mean) if len(mean) > NOISY and layers else mean
         figure.add_trace(curve(mean, "whole model", look.NEUTRAL, unit=unit, width=2.5, line_dash="dash"))
         ends.append(("whole model", look.NEUTRAL, float(mean.last)))
     values = [trace.y for trace in figure.data]
@@ -88,36 +93,22 @@ def _name_lines(
 
 
 def depth_scale(figure: go.Figure, layers: Sequence[str]) -> None:
-    """Where layers are many: a scale from the first to the last in place of a legend."""
+    """Where layers are many: a strip of their colours from the first to the last in place of a legend."""
     colours = look.layer_colours(len(layers))
-    figure.add_trace(
-        go.Scatter(
-            x=[None],
-            y=[None],
-            mode="markers",
-            hoverinfo="skip",
-            marker=dict(
-                color=[0],
-                cmin=0,
-                cmax=len(layers) - 1,
-                colorscale=[[i / (len(layers) - 1), colour] for i, colour in enumerate(colours)],
-                colorbar=dict(
-                    orientation="h",
-                    x=1,
-                    xanchor="right",
-                    y=1,
-                    yanchor="bottom",
-                    len=0.45,
-                    thickness=6,
-                    outlinewidth=0,
-                    tickvals=[0, len(layers) - 1],
-                    ticktext=[look.plain(layers[0]), look.plain(layers[-1])],
-                    tickfont=dict(size=10),
-                ),
-            ),
-        )
+    strip = [colours[i] for i in np.linspace(0, len(colours) - 1, min(len(colours), 24)).astype(int)]
+    cells = "".join(f'<span style="color:{colour}">■</span>' for colour in strip)
+    figure.add_annotation(
+        x=1,
+        xref="paper",
+        xanchor="right",
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        text=f"{look.plain(layers[0])} {cells} {look.plain(layers[-1])}",
+        showarrow=False,
+        font=dict(size=10),
     )
-    figure.update_layout(margin_t=34)
+    figure.update_layout(margin_t=26)
 
 
 def roles(
@@ -139,6 +130,9 @@ def roles(
                 name = f"{part.label}: {where}"
                 figure.add_trace(curve(series, name, part.colour, unit=unit, width=1, opacity=0.3))
         if len(mean):
+            if len(mean) > NOISY:
+                figure.add_trace(curve(mean, part.label, part.colour, unit=unit, width=1, opacity=0.3))
+                mean = smooth(mean)
             figure.add_trace(curve(mean, part.label, part.colour, unit=unit, width=2.4))
             ends.append((part.label, part.colour, float(mean.last)))
         elif layers:
@@ -152,10 +146,16 @@ def roles(
 
 
 def smooth(series: Series) -> Series:
-    """A running mean over a fiftieth of the readings, for curves that are noise at first sight."""
+    """A running mean over a fiftieth of the readings, for curves that are noise at first sight.
+
+    What is not a number stays so and does not spread.
+    """
     width = max(len(series) // 50, 1)
-    values = np.nan_to_num(
-        series.values, nan=np.nanmean(series.values) if np.isfinite(series.values).any() else 0
-    )
-    padded = np.pad(values, (width // 2, width - 1 - width // 2), mode="edge")
-    return Series(series.steps, np.convolve(padded, np.ones(width) / width, "valid"))
+    finite = np.isfinite(series.values)
+
+    def window(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        padded = np.pad(values, (width // 2, width - 1 - width // 2), mode="edge")
+        return np.convolve(padded, np.ones(width), "valid")
+
+    total, count = window(np.where(finite, series.values, 0.0)), window(finite.astype(np.float64))
+    return Series(series.steps, np.where(finite, total / np.maximum(count, 1), np.nan))

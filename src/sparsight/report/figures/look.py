@@ -41,7 +41,6 @@ def template(*, dark: bool) -> go.layout.Template:
         linecolor=line,
         zeroline=False,
         ticks="",
-        automargin=True,
         tickfont=dict(color=faint, size=11),
         title=dict(font=dict(color=faint, size=11), standoff=6),
     )
@@ -52,7 +51,7 @@ def template(*, dark: bool) -> go.layout.Template:
             plot_bgcolor="rgba(0,0,0,0)",
             colorway=list(PALETTE),
             xaxis=axis,
-            yaxis=axis,
+            yaxis={**axis, "automargin": True},
             hoverlabel=dict(
                 font=dict(family=FONT, size=12, color=ink),
                 bgcolor="#1d2026" if dark else "#ffffff",
@@ -71,7 +70,7 @@ def blank(*, height: int = HEIGHT) -> go.Figure:
     figure.update_layout(
         template=template(dark=False),
         height=height,
-        margin=dict(l=8, r=12, t=10, b=8),
+        margin=dict(l=48, r=12, t=10, b=42),
         showlegend=False,
         hovermode="closest",
         uirevision="keep",  # zooming survives an update
@@ -124,13 +123,13 @@ def label_ends(
     """
     height = (figure.layout.height or HEIGHT) - 70
     low, high = (np.log10(b) for b in bounds) if log else bounds
-    wanted = []
+    wanted: list[tuple[float, float, str, str]] = []
     for name, colour, value in ends:
         if np.isfinite(value) and not (log and value <= 0):
             place = float(np.log10(value) if log else value)
-            wanted.append([(place - low) / (high - low) * height, place, name, colour])
+            wanted.append((float((place - low) / (high - low) * height), place, name, colour))
     wanted.sort(key=lambda w: w[0])
-    places = _apart([float(w[0]) for w in wanted], 14.0, float(height))
+    places = _apart([w[0] for w in wanted], 14.0, float(height))
     longest = 0
     for (pixel, place, name, colour), final in zip(wanted, places, strict=True):
         longest = max(longest, len(html.unescape(name)))

@@ -36,7 +36,8 @@ def survival(history: History) -> go.Figure | None:
     found = {}
     for where in history.places("sparse/survival"):
         series = history.get("sparse/survival", where)
-        known = np.flatnonzero(np.isfinite(series.values).any(axis=1)) if series.values.ndim == 2 else []
+        vectors = series.values if series.values.ndim == 2 else np.empty((0, 1))
+        known = np.flatnonzero(np.isfinite(vectors).any(axis=1))
         if len(known):
             found[where] = series.values[known[-1]]
     if not found:
@@ -149,9 +150,10 @@ def _about(history: History, where: str) -> dict[str, Any]:
 def _grid(about: dict[str, Any], cells: int) -> tuple[int, int]:
     """Rows and columns as the run says; else as square as the number of cells allows."""
     said = about.get("map")
-    whole = isinstance(said, list) and len(said) == 2 and all(isinstance(n, int) and n > 0 for n in said)
-    if whole and said[0] * said[1] == cells:
-        return int(said[0]), int(said[1])
+    if isinstance(said, list) and len(said) == 2 and all(isinstance(n, int) and n > 0 for n in said):
+        rows, columns = said
+        if rows * columns == cells:
+            return rows, columns
     rows = next(n for n in range(int(cells**0.5) or 1, 0, -1) if cells % n == 0)
     return rows, cells // rows
 

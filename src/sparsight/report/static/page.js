@@ -52,7 +52,7 @@ function showRuns() {
     }
     const about = row.querySelector(".about");
     about.replaceChildren(make("span", { className: `level ${run.level}`, textContent: run.level === "broken" ? "cannot be read" : run.verdict }),
-      ` · step ${run.step.toLocaleString("en")} · ${run.live ? "running" : ago(run.changed)}`);
+      make("br"), `step ${run.step.toLocaleString("en")} · ${run.live ? "running" : ago(run.changed)}`);
     const link = row.firstChild;
     if (run.name === current) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
     if ($("runs").children[place] !== row) $("runs").insertBefore(row, $("runs").children[place] || null);
