@@ -19,7 +19,7 @@ from sparsight.dst.sparsifier import Sparsifier
 from sparsight.dynamics import subject
 from sparsight.dynamics.about import about_run
 from sparsight.dynamics.connections import Connections
-from sparsight.dynamics.learning import LayerLearning, PathLearning, learning_rates, mean_cosine
+from sparsight.dynamics.learning import PathLearning, learning_rates, mean_cosine
 from sparsight.dynamics.records import Event, Record
 from sparsight.dynamics.routes import Adapter, Route, find_routes
 from sparsight.dynamics.store import Store
@@ -62,8 +62,9 @@ class Watch:
         self.sparsifier: Sparsifier | None = subject.sparsifier_of(optimizer)
         self.connections = None if self.sparsifier is None else Connections(self.sparsifier)
         self._traffic = {route.name: Traffic(route) for route in self.routes}
-        self._paths = [PathLearning(route) for route in self.routes]
-        self._layers = LayerLearning(subject.units_of(model, self.routes, self.sparsifier))
+        compressed = subject.compressed(self.sparsifier)
+        self._paths = [PathLearning(route, compressed) for route in self.routes]
+        self._layers = subject.layers_of(model, self.routes, self.sparsifier)
         self._rows: dict[str, Tensor] = {}
         self._began = self._last = time.perf_counter()
         self._readings = 0
@@ -211,7 +212,7 @@ class Watch:
         found = []
         for route in self.routes:
             if route.name in rows and route.run is not None and route.experts > 1:
-                said = route.run(rows[route.name]).float()
+                said = route.run(rows[route.name]).float().cpu().numpy()
                 alike = float(np.mean([mean_cosine(said[:, i]) for i in range(min(8, said.shape[1]))]))
                 found.append(Record(self.step, f"{route.family}/output_similarity", route.name, alike))
         return found
@@ -219,10 +220,8 @@ class Watch:
     def _layers_renewed(self, changed: Iterable[str]) -> None:
         assert self.sparsifier is not None
         for name in changed:
-            unit = self._layers.units.get(("sparse", name))
-            if unit is not None:
-                for sample in unit.samples:
-                    sample.renew(self.sparsifier.layers[name].topology.nnz)
+            if name in self.sparsifier.layers:
+                self._layers.rewired(name, self.sparsifier.layers[name].topology.nnz)
 
     def _look_for_hooks(self) -> None:
         for route in self.routes:
