@@ -166,7 +166,8 @@ def large(folder: Path, *, steps: int = 100_000, every: int = 10, moe: int = 12,
                 blobs *= 1000 if name == "tokens_per_expert" else 1
                 rows = ((id_, step, row.tobytes()) for step, row in zip(at, blobs, strict=True))
                 add("INSERT INTO vector VALUES (?, ?, ?)", rows)
-        event = "INSERT INTO event (step, time, kind, rule, severity, place, message, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        columns = "step, time, kind, rule, severity, place, message, data"
+        event = f"INSERT INTO event ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         add(
             event,
             [

@@ -97,8 +97,9 @@ def compare_html(runs: Mapping[str, History]) -> str:
     """The whole file."""
     groups = group(runs)
     figures: dict[str, Any] = {}
-    cards = []
-    for m, metric in enumerate(metrics(groups)):
+    sections = []
+    for m, (metric, rows) in enumerate(tables(groups)):
+        cards = []
         for axis in AXES:
             figure = overlay(groups, metric, axis)
             if figure is not None:
@@ -107,28 +108,29 @@ def compare_html(runs: Mapping[str, History]) -> str:
                 cards.append(
                     html.card(f"chart-{key}", f"{metric} at {axis.title}", f"Over {axis.unit}.", figure=key)
                 )
+        sections.append(
+            f"<section><h2>{html.safe(metric)}</h2>{_table(rows)}"
+            f'<div class="cards thirds">{"".join(cards)}</div></section>'
+        )
     seeds = any(len(g.runs) > 1 for g in groups)
     said = "Bands are one standard deviation over seeds. " if seeds else ""
     body = (
         f"{html.bar('Sparsight comparison')}<main><h1>{len(runs)} runs</h1>"
-        f"{''.join(_table(metric, rows) for metric, rows in tables(groups))}"
-        f'<section><h2>Curves</h2><p class="note">{said}The dotted line is as far as all runs have come. '
+        f'<p class="note">{said}The dotted line is as far as all runs have come. '
         "FLOPs are counted in steps of each run's own dense model.</p>"
-        f'<div class="cards">{"".join(cards)}</div></section>{_differences(groups)}</main>'
+        f"{''.join(sections)}{_differences(groups)}</main>"
     )
     return html.document("Comparison – Sparsight", body, {"templates": html.templates(), "figures": figures})
 
 
-def _table(metric: str, rows: list[list[str]]) -> str:
-    head = "".join(f'<th scope="col">{html.safe(cell)}</th>' for cell in rows[0])
+def _table(rows: list[list[str]]) -> str:
+    head = "".join(f'<th scope="col" class="number">{html.safe(cell)}</th>' for cell in rows[0])
     lines = []
     for row in rows[1:]:
         cells = "".join(f'<td class="number">{html.safe(cell)}</td>' for cell in row[1:])
         lines.append(f'<tr><th scope="row">{html.safe(row[0])}</th>{cells}</tr>')
-    return (
-        f'<section><h2>{html.safe(metric)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div></section>"
-    )
+    body = "".join(lines)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _differences(groups: Sequence[Group]) -> str:
