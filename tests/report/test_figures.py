@@ -25,9 +25,7 @@ def chart(name: str):
 
 
 @pytest.mark.parametrize("c", CHARTS, ids=lambda c: c.id)
-def test_every_chart_is_drawn_where_a_run_has_it_and_left_out_where_it_has_nothing(
-    c, history
-):
+def test_every_chart_is_drawn_where_a_run_has_it_and_left_out_where_it_has_nothing(c, history):
     assert c.section in SECTIONS
     assert c.title
     assert c.note.endswith(".")

@@ -89,7 +89,8 @@ def stamp(folder: Path) -> tuple[float, int]:
             found = file.stat()
         except OSError:
             continue
-        last, size = max(last, found.st_mtime), size + found.st_size
+        if found.st_size:  # whoever reads leaves an empty log behind: that is no change
+            last, size = max(last, found.st_mtime), size + found.st_size
     return last, size
 
 
