@@ -12,15 +12,30 @@ import urllib.request
 
 import pytest
 
+from sparsight import cli
 from tests.report.stores import small
 
 COMMAND = (sys.executable, "-m", "sparsight.cli")
+# Makes the pseudo-terminal the one that Ctrl-C comes from, then becomes the command.
+IN_TERMINAL = (
+    "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def refused(monkeypatch, capsys, *arguments: object) -> str:
+    """What the command says before it ends with an error."""
+    monkeypatch.setattr(sys, "argv", ["sparsight", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code
+    code = ended.value.code
+    return capsys.readouterr().err + (f"{code}\n" if isinstance(code, str) else "")
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def read_until(end: int, pattern: str, seconds: float = 30) -> str:
@@ -37,11 +52,8 @@ def read_until(end: int, pattern: str, seconds: float = 30) -> str:
 def test_in_a_terminal_it_says_where_and_ctrl_c_ends_it_without_a_word(tmp_path):
     small(tmp_path / "runs" / "one", steps=20)
     mine, its = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, "watch", str(tmp_path / "runs"), "--port", "0"],
-        stdin=its, stdout=its, stderr=its, start_new_session=True,
-        preexec_fn=lambda: os.set_inheritable(0, True) or __import__("fcntl").ioctl(0, 0x540E, 0),
-    )  # fmt: skip
+    command = [sys.executable, "-c", IN_TERMINAL, *COMMAND, "watch", str(tmp_path / "runs"), "--port", "0"]
+    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its)
     os.close(its)
     try:
         said = read_until(mine, r"http://\S+")
@@ -63,11 +75,10 @@ def test_in_a_terminal_it_says_where_and_ctrl_c_ends_it_without_a_word(tmp_path)
         os.close(mine)
 
 
-def test_a_port_in_use_is_one_sentence(tmp_path):
+def test_a_port_in_use_is_one_sentence(tmp_path, monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = run("watch", tmp_path, "--port", taken.getsockname()[1])
-    assert done.returncode != 0
-    assert re.fullmatch(r"sparsight: watch: port \d+ is in use; take another with --port.*\n", done.stderr)
+        said = refused(monkeypatch, capsys, "watch", tmp_path, "--port", taken.getsockname()[1])
+    assert re.fullmatch(r"sparsight: watch: port \d+ is in use; take another with --port.*\n", said)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +93,11 @@ def test_a_port_in_use_is_one_sentence(tmp_path):
     ],
     ids=lambda x: " ".join(x)[:24] if isinstance(x, tuple) else "",
 )
-def test_what_is_wrong_is_one_sentence(tmp_path, monkeypatch, arguments, said):
+def test_what_is_wrong_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
-    done = run(*arguments)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    told = refused(monkeypatch, capsys, *arguments)
+    assert said in told
+    assert len(told.splitlines()) == 1
 
 
 def test_report_compare_and_export_say_what_they_wrote(tmp_path, monkeypatch):

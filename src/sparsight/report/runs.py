@@ -37,11 +37,13 @@ class Summary:
     verdict: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """The latest of what was logged."""
+    finished: bool = False
+    """Whether the run said that it was over."""
 
     @property
     def live(self) -> bool:
         """Whether someone has written to it just now."""
-        return time.time() - self.changed < LIVE_SECONDS
+        return not self.finished and time.time() - self.changed < LIVE_SECONDS
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; numbers that JSON does not know become null."""
@@ -102,7 +104,8 @@ def summarise(name: str, folder: Path) -> Summary:
     try:
         history = latest(folder, lambda n: n.startswith(("log/", "run/time")))
         level, verdict = judge(history.events)
-        return Summary(name, *progress(history), changed, level, verdict, numbers_of(history))
+        ended = bool(history.meta.get("finished"))
+        return Summary(name, *progress(history), changed, level, verdict, numbers_of(history), ended)
     except Exception as error:  # a foreign file may be wrong in any way, and the others go on
         return Summary(name, changed=changed, level="broken", verdict=reason(error, folder))
 
