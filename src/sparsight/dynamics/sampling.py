@@ -39,6 +39,25 @@ def sample(
         return History(series, meta, tuple(event for _, event in _events(connection)))
 
 
+def recent(run: Path | str, *, tail: int = 400, points: int = 200) -> History:
+    """What rules need of a long run: the last `tail` readings as they are, what came before them thinned."""
+    with _opened(run) as connection:
+        connection.execute("BEGIN")
+        meta = {key: json.loads(value) for key, value in connection.execute("SELECT key, value FROM meta")}
+        series: dict[Key, Series] = {}
+        for id_, name, place in connection.execute("SELECT id, name, place FROM series ORDER BY id"):
+            for table in ("scalar", "vector"):
+                query = f"SELECT step, value FROM {table} WHERE series = ? ORDER BY step DESC LIMIT ?"
+                rows = connection.execute(query, (id_, tail)).fetchall()[::-1]
+                if len(rows) == tail:
+                    early = _evenly(connection, table, id_, points)
+                    rows = [row for row in early if row[0] < rows[0][0]] + rows
+                if rows:
+                    series[name, place] = _as_series(rows, table)
+                    break
+        return History(series, meta, tuple(event for _, event in _events(connection)))
+
+
 def latest(run: Path | str, names: Callable[[str], bool]) -> History:
     """The last reading of some quantities of the whole model, and all events."""
     with _opened(run) as connection:
