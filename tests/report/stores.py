@@ -80,7 +80,12 @@ def records(
             Record(step, "sparse/survival", where, (0.9 ** np.arange(1, 6) - 0.1 * i).astype(np.float32)),
             Record(step, "sparse/dead_neurons", where, 0.01 * i),
             Record(step, "sparse/dead_inputs", where, 0.02),
-            Record(step, "sparse/update_freq", where, np.array([1, 0, 0, 1, 2, 3, 5, 8, 20, 60], np.float32)),
+            Record(
+                step,
+                "sparse/update_freq",
+                where,
+                np.array([1, 0, 0, 1, 2, 3, 5, 8, 20, 60], np.float32) / 100,
+            ),
             Record(step, "sparse/effective_lr", where, 0.8 + 0.4 * i),
             Record(step, "sparse/grad_norm", where, float(0.5 + 0.1 * i + 0.05 * rng.random())),
             Record(step, "sparse/topology_map", where, grid.astype(np.float32)),

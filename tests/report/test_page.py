@@ -1,5 +1,6 @@
 """The page and the report as a person sees them, in a headless Chromium."""
 
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,12 @@ from tests.report.test_safety import EVIL, evil_run
 
 LAST_X = "() => document.getElementById('chart-loss')?.layout?.xaxis.range[1] ?? 0"
 DRAWN = "() => [...document.querySelectorAll('.plot')].filter(p => p.querySelector('.main-svg')).length"
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def scroll_through(page):
@@ -32,7 +39,7 @@ def test_the_report_opens_from_disk_with_the_network_off(tmp_path, visit):
     plots = page.locator(".plot").count()
     page.wait_for_function(f"() => ({DRAWN})() === {plots}")
     assert plots > 18
-    assert page.locator(".level.act").first.inner_text() == "1 to act on"
+    assert page.locator(".level.act").first.inner_text().startswith("sick: overload in blocks.0.mlp")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     page.get_by_role("button", name="Light / dark").click()
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
@@ -78,6 +85,7 @@ def test_the_page_follows_a_real_run(tmp_path, visit, serve):
         page.get_by_role("link", name="old").click()
         page.wait_for_function("() => document.getElementById('name').textContent === 'old'")
         page.get_by_text(FINDING.message).wait_for()
+        page.locator("#verdict", has_text="sick: overload").wait_for()  # the rules have looked
         page.locator("#chart-load_layer").scroll_into_view_if_needed()
         page.wait_for_selector("#chart-load_layer .main-svg")
         bright = "() => document.getElementById('chart-load_layer').data[0].zmax"
@@ -114,7 +122,7 @@ def test_the_page_follows_a_real_run(tmp_path, visit, serve):
         assert {
             e for e in seen.errors if "ERR_CONNECTION_REFUSED" not in e and "ERR_INCOMPLETE" not in e
         } == set()
-        assert page.locator("#events li").count() == 1
+        assert page.get_by_text("Expert 3 has had no token for 100 steps.").count() == 1
     finally:
         training.kill()
         training.wait()
@@ -167,7 +175,11 @@ def test_a_phone_can_read_it(tmp_path, visit, serve):
 
 
 def test_a_long_run_of_a_large_model_is_there_at_once(tmp_path, visit, serve, record_property):
-    """100,000 steps, 64 experts in 12 layers: thinned on the server. The time is for a machine under load."""
+    """100,000 steps, 64 experts in 12 layers: thinned on the server.
+
+    What the server computes until the first chart is there is bounded, whatever else the machine does; the
+    time on the clock is recorded, and bounded for a machine that is busy.
+    """
     runs = tmp_path / "runs"
     large(runs / "large")
     server = serve(runs)
@@ -175,16 +187,17 @@ def test_a_long_run_of_a_large_model_is_there_at_once(tmp_path, visit, serve, re
     sizes: dict[str, int] = {}
     page = seen.page
     page.on("requestfinished", lambda r: sizes.update({r.url: r.sizes()["responseBodySize"]}))
-    begin = time.perf_counter()
+    begin, before = time.perf_counter(), cpu_seconds(server.process.pid)
     page.goto(f"{server.url}#large")
     page.wait_for_selector("#chart-loss .main-svg")
-    first_paint = time.perf_counter() - begin
+    first_paint, computed = time.perf_counter() - begin, cpu_seconds(server.process.pid) - before
     scroll_through(page)
     page.wait_for_selector("#chart-pace .main-svg")
     plots = page.locator(".plot").count()
     page.wait_for_function(f"() => ({DRAWN})() === {plots}")
     record_property("first_paint_seconds", round(first_paint, 2))
-    assert first_paint < 6
+    assert computed < 2.5
+    assert first_paint < 30
     assert max(sizes.values()) < 2_000_000
     assert sum("api/figure" in url for url in sizes) >= plots
     assert seen.errors == []

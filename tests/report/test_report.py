@@ -27,7 +27,8 @@ def data_of(text: str) -> dict:
 def test_the_report_says_how_the_run_ended_and_has_every_chart(tmp_path):
     run = small(tmp_path / "first")
     text = write_report(run).read_text("utf-8")
-    assert "1 to act on" in text
+    assert "sick: overload in blocks.0.mlp (since step 770)" in text
+    assert "times the mean load" in text
     assert FINDING.message in text
     assert "since step 520" in text
     for said in ("FLOPs saved", "78%", "config.lr", "versions.torch", "machine.cpu", "20 s"):

@@ -50,7 +50,9 @@ def _judged(now: Sequence[Finding], events: Sequence[Event]) -> Judgement:
 
 def _at_onset(finding: Finding) -> Event:
     event = finding.as_event()
-    return Event(finding.onset, event.kind, event.rule, event.severity, event.where, event.message, event.data)
+    return Event(
+        finding.onset, event.kind, event.rule, event.severity, event.where, event.message, event.data
+    )
 
 
 def with_findings(history: History, found: Sequence[Event]) -> History:

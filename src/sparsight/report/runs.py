@@ -103,7 +103,7 @@ def summarise(name: str, folder: Path) -> Summary:
         return Summary(name, changed=changed, verdict="the run is starting: its store is still empty")
     try:
         history = latest(folder, lambda n: n.startswith(("log/", "run/time")))
-        level, verdict = judge(history.events)
+        level, verdict = recorded(history.events)
         ended = bool(history.meta.get("finished"))
         return Summary(name, *progress(history), changed, level, verdict, numbers_of(history), ended)
     except Exception as error:  # a foreign file may be wrong in any way, and the others go on
@@ -125,8 +125,8 @@ def numbers_of(history: History) -> dict[str, float]:
     }
 
 
-def judge(events: Sequence[Event]) -> tuple[str, str]:
-    """The worst that was found, and how much of it."""
+def recorded(events: Sequence[Event]) -> tuple[str, str]:
+    """The worst that a run says was found in it, and how much: what is known before the rules have looked."""
     counts = Counter((e.severity, e.rule, e.where) for e in events if e.kind == "finding")
     levels: Counter[str] = Counter(severity for severity, _, _ in counts)
     words = {"act": "to act on", "warn": "to look at", "info": "to know"}

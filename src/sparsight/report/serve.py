@@ -48,6 +48,7 @@ def serve(runs: Path, *, host: str = "127.0.0.1", port: int = 8765, token: str |
         pass
     finally:
         listening.close()
+        library.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

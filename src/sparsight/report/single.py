@@ -14,7 +14,8 @@ from sparsight.report import html, words
 from sparsight.report.figures import CHARTS, EVENTS, SECTIONS, Chart
 from sparsight.report.figures.cost import spent
 from sparsight.report.figures.events import RANK, onset
-from sparsight.report.runs import judge, numbers_of, progress
+from sparsight.report.health import Judgement, judge_all, with_findings
+from sparsight.report.runs import numbers_of, progress
 
 POINTS = 400
 MOST_LAYERS = 24
@@ -25,7 +26,7 @@ def write_report(run: Path | str, out: Path | None = None) -> Path:
     """Write the report of a run; into its folder as report.html where no other place is named."""
     folder = store_of(run).parent.resolve()
     target = folder / "report.html" if out is None else out
-    content = report_html(folder.name, sample(folder, points=POINTS))
+    content = report_html(folder.name, sample(folder, points=POINTS), judge_all(folder))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(content, "utf-8")
@@ -34,21 +35,21 @@ def write_report(run: Path | str, out: Path | None = None) -> Path:
     return target
 
 
-def report_html(name: str, history: History) -> str:
+def report_html(name: str, history: History, judged: Judgement) -> str:
     """The whole file."""
+    history = with_findings(history, judged.events)
     figures: dict[str, Any] = {}
     sections = [_section(section, history, figures) for section in SECTIONS]
     body = [
         html.bar("Sparsight report"),
-        f"<main>{_summary(name, history)}{''.join(sections)}</main>",
+        f"<main>{_summary(name, history, judged)}{''.join(sections)}</main>",
     ]
     return html.document(
         f"{name} – Sparsight", "".join(body), {"templates": html.templates(), "figures": figures}
     )
 
 
-def _summary(name: str, history: History) -> str:
-    level, verdict = judge(history.events)
+def _summary(name: str, history: History, judged: Judgement) -> str:
     step, seconds = progress(history)
     pairs = [("steps", f"{step:,}"), ("time", words.duration(seconds))]
     pairs += [(key, words.number(value)) for key, value in numbers_of(history).items()]
@@ -66,7 +67,7 @@ def _summary(name: str, history: History) -> str:
         about.append(("layers", f"{len(layers)} watched"))
     return (
         f'<div class="lead"><h1>{html.safe(name)}</h1>'
-        f'<span class="level {level}">{html.safe(verdict)}</span></div>{html.numbers(pairs)}'
+        f'<span class="level {judged.level}">{html.safe(judged.verdict)}</span></div>{html.numbers(pairs)}'
         f"<details><summary>Configuration, versions, machine</summary>{html.table(about)}</details>"
     )
 

@@ -7,12 +7,11 @@ import plotly.graph_objects as go
 
 from sparsight.dynamics.history import History, Series
 from sparsight.report.figures import look
-from sparsight.report.figures.grid import colour_bar, frames_of, slider
+from sparsight.report.figures.grid import MOST_CELLS, colour_bar, frames_of, slider
 from sparsight.report.figures.lines import Role, by_layer, roles
 from sparsight.report.figures.spectrum import histogram_by_layer
 
 TOKENS = "moe/tokens_per_expert"
-MOST_ROWS = 512
 
 
 def relative_load(series: Series) -> np.ndarray:
@@ -27,12 +26,13 @@ def relative_load(series: Series) -> np.ndarray:
 def load(history: History) -> go.Figure | None:
     """Layer × expert: load over the even share, with a slider over the steps."""
     layers = {w: history.get(TOKENS, w) for w in history.places(TOKENS)}
-    layers = {w: s for w, s in list(layers.items())[:MOST_ROWS] if len(s) and s.values.ndim == 2}
+    layers = {w: s for w, s in layers.items() if len(s) and s.values.ndim == 2}
     if not layers:
         return None
     width = max(s.values.shape[1] for s in layers.values())
+    layers = dict(list(layers.items())[: max(MOST_CELLS // width, 1)])
     loads = {where: relative_load(series) for where, series in layers.items()}
-    steps = frames_of(np.unique(np.concatenate([s.steps for s in layers.values()])))
+    steps = frames_of(np.unique(np.concatenate([s.steps for s in layers.values()])), len(layers) * width)
     pictures = []
     for step in steps:
         picture = np.full((len(layers), width), np.nan, np.float32)
@@ -47,14 +47,13 @@ def load(history: History) -> go.Figure | None:
         go.Heatmap(
             z=pictures[-1],
             y=names,
-            customdata=[[name] * width for name in names],
             colorscale=look.SEQUENTIAL,
             zmin=0,
             zmax=_brightest(pictures),
             xgap=1,
             ygap=1,
             colorbar=colour_bar("× even share"),
-            hovertemplate="%{customdata}, expert %{x}: %{z:.2f} × the even share<extra></extra>",
+            hovertemplate="%{y}, expert %{x}: %{z:.2f} × the even share<extra></extra>",
         )
     )
     figure.update_xaxes(title_text="expert", showgrid=False, tickformat="d", dtick=1 if width <= 16 else None)

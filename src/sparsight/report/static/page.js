@@ -52,7 +52,7 @@ function showRuns() {
     }
     const about = row.querySelector(".about");
     about.replaceChildren(make("span", { className: `level ${run.level}`, textContent: run.level === "broken" ? "cannot be read" : run.verdict }),
-      make("br"), `step ${run.step.toLocaleString("en")} · ${run.live ? "running" : ago(run.changed)}`);
+      `step ${run.step.toLocaleString("en")} · ${run.live ? "running" : ago(run.changed)}`);
     const link = row.firstChild;
     if (run.name === current) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
     if ($("runs").children[place] !== row) $("runs").insertBefore(row, $("runs").children[place] || null);
@@ -102,10 +102,21 @@ function showEvents(events) {
     const finding = event.kind === "finding";
     const since = event.onset !== event.step ? ` since step ${event.onset.toLocaleString("en")}` : "";
     const level = finding && ["act", "warn", "info"].includes(event.severity) ? event.severity : event.kind === "action" ? "fine" : "info";
-    list.prepend(make("li", {}, make("span", { className: "step", textContent: `step ${event.step.toLocaleString("en")}` }),
+    const line = make("li", { id: `event-${event.id}` }, make("span", { className: "step", textContent: `step ${event.step.toLocaleString("en")}` }),
       make("span", { className: `level ${level}`, textContent: finding ? event.severity : event.kind }),
-      make("span", { className: "what" }, `${event.message} `, make("span", { className: "where", textContent: event.rule + since }))));
+      make("span", { className: "what" }, `${event.message} `, make("span", { className: "where", textContent: event.rule + since })));
+    line.dataset.step = event.step;
+    list.insertBefore(line, [...list.children].find((other) => +other.dataset.step <= event.step) || null);
   }
+}
+
+// What the rules find as the run stands: it goes when it has healed.
+let found = new Set();
+function showFound(events) {
+  const now = new Set(events.map((event) => event.id));
+  for (const id of found) if (!now.has(id)) { listed.delete(id); document.getElementById(`event-${id}`)?.remove(); }
+  found = now;
+  showEvents(events);
 }
 
 // Charts: drawn when they come into view, and again when the run has gone on.
@@ -158,10 +169,11 @@ function clear() {
   for (const card of cards.values()) { inView.unobserve(card.node); Charts.forget(card.plot); }
   cards.clear();
   listed.clear();
+  found = new Set();
   $("sections").replaceChildren();
 }
 
-function showSections(charts, events) {
+function showSections(charts, events, found) {
   clear();
   for (const section of new Set(charts.map((chart) => chart.section))) {
     const grid = make("div", { className: "cards" });
@@ -176,6 +188,7 @@ function showSections(charts, events) {
   }
   for (const card of cards.values()) inView.observe(card.node);
   showEvents(events);
+  showFound(found);
 }
 
 async function openRun(name) {
@@ -191,7 +204,7 @@ async function openRun(name) {
     const run = await ask("run", { run: name });
     if (current !== name) return;
     if (run.error) showSummary({ ...(runs.get(name) || { name, step: 0, seconds: null, numbers: {}, changed: 0 }), level: "broken", verdict: run.error });
-    else { showSummary(run.summary); showMeta(run.meta); showSections(run.charts, run.events); after = run.after; }
+    else { showSummary(run.summary); showMeta(run.meta); showSections(run.charts, run.events, run.found); after = run.after; }
   } catch { /* the stream tells when the server is back, and then all is asked again */ }
   follow(after);
 }
@@ -201,6 +214,7 @@ function news(data) {
   if (data.reset || data.charts.length !== cards.size || data.charts.some((id) => !cards.has(id))) { openRun(current); return; }
   showSummary(data.summary);
   showEvents(data.events);
+  showFound(data.found);
   for (const card of cards.values()) { card.stale = true; refresh(card); }
 }
 
