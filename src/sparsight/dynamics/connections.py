@@ -49,7 +49,6 @@ class Connections:
             for name, layer in sparsifier.layers.items()
         }
         self.handle = sparsifier.register_update_hook(self._updating)
-        self.flops_ratio: float | None = None
 
     def _updating(self, layer: Layer, rewiring: Rewiring) -> None:
         lineage = self.lineages.get(layer.name)
@@ -94,8 +93,6 @@ class Connections:
             "updates": float(self.sparsifier.updates),
             "drop_fraction": float(method.fraction(self.sparsifier.step)),
         }
-        if self.flops_ratio is not None:
-            whole["flops_ratio"] = self.flops_ratio
         return found + [Record(step, f"sparse/{key}", "", value) for key, value in whole.items()]
 
     def _after_update(self, layer: Layer, lineage: Lineage) -> dict[str, float | NDArray[np.float32]]:

@@ -19,6 +19,7 @@ from sparsight.dst.sparsifier import Sparsifier
 from sparsight.dynamics import subject
 from sparsight.dynamics.about import about_run
 from sparsight.dynamics.connections import Connections
+from sparsight.dynamics.cost import Cost
 from sparsight.dynamics.learning import PathLearning, learning_rates, mean_cosine
 from sparsight.dynamics.records import Event, Record
 from sparsight.dynamics.routes import Adapter, Route, find_routes
@@ -61,6 +62,7 @@ class Watch:
         self.routes = find_routes(model, adapters)
         self.sparsifier: Sparsifier | None = subject.sparsifier_of(optimizer)
         self.connections = None if self.sparsifier is None else Connections(self.sparsifier)
+        self._cost = None if self.sparsifier is None else Cost(model, self.sparsifier, self.routes)
         self._traffic = {route.name: Traffic(route) for route in self.routes}
         compressed = subject.compressed(self.sparsifier)
         self._paths = [PathLearning(route, compressed) for route in self.routes]
@@ -175,6 +177,8 @@ class Watch:
             return
         self.step += 1
         self._passes = 0
+        if self._cost is not None and self._cost.counting:
+            self._cost.stepped([self._traffic[r.name].assignments() for r in self.routes if r.parts])
         for traffic in self._traffic.values():
             traffic.stepped()
         if self.step % self.every == 0:
@@ -194,6 +198,8 @@ class Watch:
         if self.connections is not None:
             changed = self.connections.changed()
             found += self.connections.read(self.step)
+            if self._cost is not None:
+                found.append(Record(self.step, "sparse/flops_ratio", "", self._cost.ratio()))
             self._layers_renewed(changed)
         found += self._layers.read(self.step, rates, factor)
         found += subject.means(self.step, found)
@@ -263,6 +269,8 @@ class Watch:
             handle.remove()
         if self.connections is not None:
             self.connections.handle.remove()
+        if self._cost is not None:
+            self._cost.stop()
         for sink in self.sinks:
             sink.close()
         if self.store is not None:
