@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from sparsight.nn.conv import SparseConv2d
     from sparsight.nn.linear import SparseLinear
     from sparsight.recipes.training import Training
+    from sparsight.report.show import show
     from sparsight.topology import Topology
 
 __version__ = "0.1.0"
@@ -181,6 +182,7 @@ _HOME = {
     "upcycle": "sparsight.moe.upcycle",
     "recipes": "sparsight.recipes",
     "Training": "sparsight.recipes.training",
+    "show": "sparsight.report.show",
     "Topology": "sparsight.topology",
 }
 
@@ -271,6 +273,7 @@ __all__ = [
     "routers",
     "schedules",
     "set_",
+    "show",
     "simpson",
     "sinks",
     "snfs",

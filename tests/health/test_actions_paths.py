@@ -277,7 +277,7 @@ def test_an_expert_that_is_a_slice_is_revived_in_its_slice_alone():
     assert torch.cosine_similarity(up[2].flatten(), up[0].flatten(), 0) > 0.99
     moments = optimizer.state[model["block"].up]["exp_avg"]
     assert torch.equal(moments[2], moments[0])
-    with pytest.raises(RefusedError, match="sp.MoE layers; block is a Fused"):
+    with pytest.raises(RefusedError, match=r"sp\.MoE layers; block is a Fused"):
         A.Noise("block").apply(run)
     done.undo()
     assert torch.equal(model["block"].up, before)
