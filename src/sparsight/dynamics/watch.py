@@ -19,11 +19,14 @@ from sparsight.dst.sparsifier import Sparsifier
 from sparsight.dynamics import subject
 from sparsight.dynamics.about import about_run
 from sparsight.dynamics.connections import Connections
-from sparsight.dynamics.learning import LayerLearning, PathLearning, learning_rates, mean_cosine
+from sparsight.dynamics.cost import Cost
+from sparsight.dynamics.hooks import Hook, Padding
+from sparsight.dynamics.learning import PathLearning, learning_rates, mean_cosine
 from sparsight.dynamics.records import Event, Record
 from sparsight.dynamics.routes import Adapter, Route, find_routes
 from sparsight.dynamics.store import Store
 from sparsight.dynamics.traffic import Traffic
+from sparsight.moe.balancers import world_sum
 from sparsight.moe.ledger import recomputing
 
 OUTPUTS_EVERY = 10
@@ -61,19 +64,23 @@ class Watch:
         self.routes = find_routes(model, adapters)
         self.sparsifier: Sparsifier | None = subject.sparsifier_of(optimizer)
         self.connections = None if self.sparsifier is None else Connections(self.sparsifier)
+        self._cost = None if self.sparsifier is None else Cost(model, self.sparsifier, self.routes)
         self._traffic = {route.name: Traffic(route) for route in self.routes}
-        self._paths = [PathLearning(route) for route in self.routes]
-        self._layers = LayerLearning(subject.units_of(model, self.routes, self.sparsifier))
+        compressed = subject.compressed(self.sparsifier)
+        self._paths = [PathLearning(route, compressed) for route in self.routes]
+        self._layers = subject.layers_of(model, self.routes, self.sparsifier)
         self._rows: dict[str, Tensor] = {}
         self._began = self._last = time.perf_counter()
         self._readings = 0
         self._passes = 0
         self._complained: set[str] = set()
         self._hooks = {
-            route.name: route.module.register_forward_hook(self._hook(route), with_kwargs=True)
+            route.name: route.module.register_forward_hook(Hook(self._hook(route)), with_kwargs=True)
             for route in self.routes
         }
+        self._padding = Padding(model, self.routes)
         self._handles: list[Any] = [
+            *self._padding.handles,
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
@@ -122,8 +129,7 @@ class Watch:
         event = replace(event, time=event.time or time.perf_counter() - self._began)
         if self.store is not None:
             self.store.event(event)
-        for sink in self.sinks:
-            sink.event(event)
+        self._to_sinks(lambda sink: sink.event(event))
 
     # -- following -----------------------------------------------------------------------------
 
@@ -140,6 +146,7 @@ class Watch:
             seen = route.see(module, args, kwargs, output)
             if seen is None:
                 return
+            seen = self._padding.take_out(route, seen)
             reading = self._reading_next()
             traffic.passed(seen, reading)
             if reading and route.run is not None and self._readings % OUTPUTS_EVERY == 0 and args:
@@ -174,6 +181,8 @@ class Watch:
             return
         self.step += 1
         self._passes = 0
+        if self._cost is not None and self._cost.counting:
+            self._cost.stepped([self._traffic[r.name].assignments() for r in self.routes if r.parts])
         for traffic in self._traffic.values():
             traffic.stepped()
         if self.step % self.every == 0:
@@ -182,19 +191,19 @@ class Watch:
     def _read(self) -> None:
         now = time.perf_counter()
         rates = learning_rates(self.optimizer)
-        scale = getattr(self.optimizer, "grad_scale", None)
-        factor = 1.0 if scale is None else float(scale)
         found: list[Record] = []
         for traffic in self._traffic.values():
             found += traffic.read(self.step)
         for path in self._paths:
-            found += path.read(self.step, rates, factor)
+            found += path.read(self.step, rates)
         found += self._outputs()
         if self.connections is not None:
             changed = self.connections.changed()
             found += self.connections.read(self.step)
+            if self._cost is not None:
+                found.append(Record(self.step, "sparse/flops_ratio", "", self._cost.ratio()))
             self._layers_renewed(changed)
-        found += self._layers.read(self.step, rates, factor)
+        found += self._layers.read(self.step, rates)
         found += subject.means(self.step, found)
         found += [
             Record(self.step, "run/time", "", now - self._began),
@@ -211,7 +220,7 @@ class Watch:
         found = []
         for route in self.routes:
             if route.name in rows and route.run is not None and route.experts > 1:
-                said = route.run(rows[route.name]).float()
+                said = route.run(rows[route.name]).float().cpu().numpy()
                 alike = float(np.mean([mean_cosine(said[:, i]) for i in range(min(8, said.shape[1]))]))
                 found.append(Record(self.step, f"{route.family}/output_similarity", route.name, alike))
         return found
@@ -219,10 +228,8 @@ class Watch:
     def _layers_renewed(self, changed: Iterable[str]) -> None:
         assert self.sparsifier is not None
         for name in changed:
-            unit = self._layers.units.get(("sparse", name))
-            if unit is not None:
-                for sample in unit.samples:
-                    sample.renew(self.sparsifier.layers[name].topology.nnz)
+            if name in self.sparsifier.layers:
+                self._layers.rewired(name, self.sparsifier.layers[name].topology.nnz)
 
     def _look_for_hooks(self) -> None:
         for route in self.routes:
@@ -240,8 +247,19 @@ class Watch:
     def _emit(self, records: list[Record]) -> None:
         if self.store is not None:
             self.store.append(records)
-        for sink in self.sinks:
-            sink.write(records)
+        self._to_sinks(lambda sink: sink.write(records))
+
+    def _to_sinks(self, send: Callable[[Sink], None]) -> None:
+        """A sink that fails is let go: a network that is down does not end the training."""
+        for sink in list(self.sinks):
+            try:
+                send(sink)
+            except Exception as error:
+                self.sinks.remove(sink)
+                what = (
+                    f"{type(sink).__name__} failed and gets no more records: {type(error).__name__}: {error}"
+                )
+                self._complain(f"sink {id(sink)}", f"watch: the sink {what}")
 
     # -- ending and going on -------------------------------------------------------------------
 
@@ -257,6 +275,14 @@ class Watch:
                 self._traffic[name].idle = np.array(idle, np.int64)
         if self.store is not None:
             self.store.trim(self.step)
+            self._began = time.perf_counter() - self.store.last()[1]
+
+    def go_on(self) -> None:
+        """Go on after the last step that the store holds, on all processes alike."""
+        step, seconds = (0, 0.0) if self.store is None else self.store.last()
+        device = next((p.device for p in self.model.parameters()), None)
+        self.step = int(world_sum(torch.tensor(step, device=device)))
+        self._began = time.perf_counter() - seconds
 
     def close(self) -> None:
         """Write what is left and let go of model and optimizer."""
@@ -264,8 +290,9 @@ class Watch:
             handle.remove()
         if self.connections is not None:
             self.connections.handle.remove()
-        for sink in self.sinks:
-            sink.close()
+        if self._cost is not None:
+            self._cost.stop()
+        self._to_sinks(lambda sink: sink.close())
         if self.store is not None:
             self.store.describe(finished=time.time(), last_step=self.step)
             self.store.close()
