@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from sparsight.dynamics.routes import Part
-from sparsight.dynamics.samples import squared_norm
 from sparsight.dynamics.watch import Watch
 from sparsight.health.actions.core import several_processes
 from sparsight.health.findings import Finding
@@ -43,15 +41,18 @@ def bad_gradient(watch: Watch) -> Finding | None:
 def _place(watch: Watch) -> tuple[str, list[int]]:
     for route in watch.routes:
         for expert, parts in enumerate(route.parts):
-            if any(_bad(squared_norm(part)) for part in parts):
+            if any(_bad(part) for part in parts):
                 return route.name, [expert]
-        if any(_bad(squared_norm(Part(p))) for p in route.router):
+        if any(_bad(Part(p)) for p in route.router):
             return route.name, []
-    for (_, where), unit in watch._layers.units.items():
-        if any(_bad(squared_norm(part)) for part in unit.parts):
+    for (_, where), parts in watch._layers.units.items():
+        if any(_bad(part) for part in parts):
             return where, []
     return "", []
 
 
-def _bad(norm: Tensor | None) -> bool:
-    return norm is not None and not bool(torch.isfinite(norm))
+def _bad(part: Part) -> bool:
+    grad = part.param.grad
+    if grad is None or grad.is_sparse:
+        return False
+    return not bool(torch.isfinite(part.cut(grad)).all())
