@@ -34,10 +34,18 @@ if TYPE_CHECKING:
     from sparsight.dst.sparsifier import Sparsifier
     from sparsight.dst.sparsify import sparsify
     from sparsight.dst.view import LayerView
+    from sparsight.dynamics import sinks
     from sparsight.dynamics.begin import watch
     from sparsight.dynamics.reading import load_run
-    from sparsight.dynamics.routes import Route, where_logits
+    from sparsight.dynamics.routes import Part, Route, where_logits
     from sparsight.dynamics.watch import Watch
+    from sparsight.health import actions, policies
+    from sparsight.health.diagnose import Episode, compare_runs, diagnose, replay
+    from sparsight.health.findings import Finding
+    from sparsight.health.manage import manage
+    from sparsight.health.manager import Manager
+    from sparsight.health.stress import Stress, stress
+    from sparsight.health.verdict import verdict
     from sparsight.moe import routers
     from sparsight.moe.balancers import EntropyLoss, ImportanceLoss, LossFreeBias, SwitchLoss, ZLoss
     from sparsight.moe.capacity import Capacity
@@ -112,11 +120,25 @@ _HOME = {
     "Sparsifier": "sparsight.dst.sparsifier",
     "sparsify": "sparsight.dst.sparsify",
     "LayerView": "sparsight.dst.view",
+    "sinks": "sparsight.dynamics",
     "watch": "sparsight.dynamics.begin",
     "load_run": "sparsight.dynamics.reading",
+    "Part": "sparsight.dynamics.routes",
+    "Episode": "sparsight.health.diagnose",
+    "compare_runs": "sparsight.health.diagnose",
+    "diagnose": "sparsight.health.diagnose",
+    "replay": "sparsight.health.diagnose",
+    "Finding": "sparsight.health.findings",
+    "verdict": "sparsight.health.verdict",
     "Route": "sparsight.dynamics.routes",
     "where_logits": "sparsight.dynamics.routes",
     "Watch": "sparsight.dynamics.watch",
+    "actions": "sparsight.health",
+    "policies": "sparsight.health",
+    "Manager": "sparsight.health.manager",
+    "manage": "sparsight.health.manage",
+    "Stress": "sparsight.health.stress",
+    "stress": "sparsight.health.stress",
     "SparseConv2d": "sparsight.nn.conv",
     "SparseLinear": "sparsight.nn.linear",
     "moe": "sparsight.moe",
@@ -170,6 +192,8 @@ __all__ = [
     "DenseMixer",
     "DenseMomentum",
     "EntropyLoss",
+    "Episode",
+    "Finding",
     "Flops",
     "GatingOnly",
     "GumbelStraightThrough",
@@ -177,10 +201,12 @@ __all__ = [
     "Latent",
     "LayerView",
     "LossFreeBias",
+    "Manager",
     "Mask",
     "Method",
     "MixtureOfDepths",
     "MoE",
+    "Part",
     "Pool",
     "Quadrature",
     "Reinforce",
@@ -194,19 +220,23 @@ __all__ = [
     "SparseMixer2Star",
     "Sparsifier",
     "StraightThrough",
+    "Stress",
     "SwitchLoss",
     "Topology",
     "Training",
     "Watch",
     "ZLoss",
     "acdc",
+    "actions",
     "balance_loss",
     "block",
     "by_name",
+    "compare_runs",
     "constant",
     "cosine",
     "criteria",
     "cubic",
+    "diagnose",
     "distributions",
     "er",
     "erk",
@@ -226,28 +256,34 @@ __all__ = [
     "load_run",
     "lobatto",
     "lottery_ticket",
+    "manage",
     "mest",
     "midpoint",
     "moe",
     "nm",
+    "policies",
     "prune",
     "radau",
     "recipes",
     "reinforce_loss",
+    "replay",
     "rigl",
     "routers",
     "schedules",
     "set_",
     "simpson",
+    "sinks",
     "snfs",
     "snip",
     "sparsify",
     "srigl",
     "static",
+    "stress",
     "structures",
     "top_kast",
     "uniform",
     "upcycle",
+    "verdict",
     "watch",
     "where_logits",
 ]

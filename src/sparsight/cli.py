@@ -57,17 +57,32 @@ def bench(
         console.print(f"written: {path}")
 
 
-def doctor(*, system: bool = True) -> None:
-    """Say what runs on this machine.
+def doctor(
+    runs: tuple[Path, ...] = (),
+    /,
+    *,
+    system: bool = False,
+    json: bool = False,
+    baseline: Path | None = None,
+) -> None:
+    """Say what is wrong with a run, since when, and what one can do; or what runs on this machine.
+
+    Exits with 1 where something must be acted on, and with 2 where a folder holds no run.
 
     Args:
-        system: Python, torch, kernels, instruction sets and threads; so far the only thing it looks at.
+        runs: Folders of runs that sp.watch wrote.
+        system: Python, torch, kernels, instruction sets and threads; also where no run is given.
+        json: Print the findings as JSON.
+        baseline: A run to compare with: was speed bought with quality?
     """
-    if not system:
-        raise ValueError("doctor: there is nothing but the system to look at so far")
-    from sparsight.kernels.system import report
+    if system or not runs:
+        from sparsight.kernels.system import report
 
-    print(report())
+        print(report())
+    if runs:
+        from sparsight.health.doctor import examine
+
+        sys.exit(examine(runs, baseline=baseline, as_data=json))
 
 
 def version() -> None:
