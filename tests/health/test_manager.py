@@ -15,7 +15,7 @@ from sparsight.dynamics.history import collect
 from sparsight.dynamics.records import Record
 from sparsight.health.findings import Finding
 from sparsight.health.recent import NUMBERS, Recent
-from tests.health.twins import expert_run, sparse_run, tokens
+from tests.health.patients import expert_run, sparse_run, tokens
 
 A = sp.actions
 

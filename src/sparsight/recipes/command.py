@@ -148,7 +148,12 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
         return 128 + outcome.stopped_by
     name = about.recipe.rpartition(":")[2]
     result = numbers(outcome.metrics) or "done"
-    print(f"{name}: {result} after {outcome.steps} steps, {outcome.seconds:.1f} s of training, in {run}")
+    print(
+        f"{name}: {result} after {outcome.steps} steps, {outcome.seconds:.1f} s of training, "
+        f"{outcome.verdict + ', ' if outcome.verdict else ''}in {run}"
+    )
+    if outcome.verdict not in ("", "healthy"):
+        print(f"`sparsight doctor {shlex.quote(str(run))}` says more")
     return 0 if outcome.stopped_by is None else 128 + signal.Signals(outcome.stopped_by)
 
 
