@@ -29,8 +29,9 @@ class Lineage:
 
     first: Tensor
     """A sample of the positions that existed at the beginning."""
-    grown: deque[Tensor] = field(default_factory=lambda: deque(maxlen=GENERATIONS))
+    grown: deque[Tensor] = field(default_factory=lambda: deque(maxlen=GENERATIONS + 1))
     """Samples of the positions grown by the last updates, the latest first."""
+    fresh_count: int = 0
     churn: float | None = None
     margin: float | None = None
     fresh: Tensor | None = None
@@ -59,7 +60,7 @@ class Connections:
         lineage.churn = new.numel() / max(rewiring.after.nnz, 1)
         lineage.margin = _margin(layer.weight.values().abs(), kept)
         picked = _sampled(new, 2)
-        lineage.fresh = picked
+        lineage.fresh, lineage.fresh_count = picked, new.numel()
         lineage.grown.appendleft(rewiring.after.positions()[picked])
         lineage.changed = True
 
@@ -135,7 +136,8 @@ def _margin(size: Tensor, kept: Tensor) -> float | None:
     """Mean magnitude of the dropped weights over that of the kept ones."""
     if kept.numel() in (0, size.numel()):
         return None
-    total, stay = float(size.sum()), float(size[kept].sum())
+    # In float64: the dropped ones are the small difference of two large sums.
+    total, stay = float(size.double().sum()), float(size[kept].double().sum())
     dropped = (total - stay) / (size.numel() - kept.numel())
     return dropped / (stay / kept.numel()) if stay else None
 
@@ -147,8 +149,10 @@ def _grad_ratio(layer: Layer, lineage: Lineage) -> float | None:
         return None
     size = grad.abs()
     fresh, lineage.fresh = lineage.fresh, None
-    mean = float(size.mean())
-    return float(size[fresh].mean()) / mean if mean else None
+    grown = float(size[fresh].mean())
+    others = size.numel() - lineage.fresh_count
+    rest = float(size.sum()) - grown * lineage.fresh_count
+    return grown / (rest / others) if others and rest > 0 else None
 
 
 def grid_of(shape: tuple[int, ...]) -> tuple[int, int]:

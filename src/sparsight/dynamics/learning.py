@@ -1,7 +1,8 @@
 """Who learns: update frequency, gradient norms and signal-to-noise, effective learning rate, similarity.
 
 A unit is an expert or a layer. The probes look at gradients after the optimizer's step, so at the ones it
-used (a fused optimizer under a GradScaler has written them back unscaled), and at a sample of the weights before and after it.
+used (a fused optimizer under a GradScaler has written them back unscaled), and at a sample of the weights
+before and after it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Moments:
 
     def frequency(self) -> Tensor:
         """For each weight, how often it has had a gradient of late."""
-        return self.present / max(self.weight, 1e-9)
+        return (self.present / max(self.weight, 1e-9)).clamp(max=1)  # rounding may go past it
 
     def signal_and_noise(self) -> tuple[float, float]:
         """Σ mean² and Σ variance of the gradients of late."""
