@@ -1,7 +1,7 @@
 """Watch a mixture of experts collapse, with one line added to the loop.
 
 Two runs that differ in one thing: the second has no balance loss and a router that starts out in favour of
-one expert. Their losses look much alike. What is recorded beside the loss does not.
+one expert. The loss does not tell which is which. What is recorded beside it does.
 """
 
 import tempfile
