@@ -269,7 +269,7 @@ def test_norms_rates_and_signal_of_experts_and_layers(tmp_path: Path, every_weig
             )
             # Running means that keep nine tenths: of g, of g², and of how much has been seen.
             moments = [
-                (0.9 * m + 0.1 * g, 0.9 * s + 0.1 * g**2, 0.9 * w + 0.1) if there else (m, s, 0.9 * w + 0.1)
+                (0.9 * m + 0.1 * g, 0.9 * s + 0.1 * g**2, 0.9 * w + 0.1) if there else (m, s, w)
                 for (m, s, w), g, there in zip(moments, grads, present, strict=True)
             ]
             unit = np.stack([flat(ps) for ps in experts])

@@ -7,8 +7,8 @@ activations, attention scores. A multiply-add is two FLOPs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -82,10 +82,20 @@ def _period(method: Method) -> float:
     return method.steps / max(sum(method.due(step) for step in range(method.steps)), 1)
 
 
-def count_flops(model: nn.Module, layers: Sequence[Layer], method: Method, inputs: Sequence[Any]) -> Flops:
-    """The FLOPs of a model whose sparse layers are `layers`, by one run on `inputs` if there are any."""
+def count_flops(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    method: Method,
+    inputs: Sequence[Any] = (),
+    *,
+    uses: Uses | None = None,
+    instant: bool = False,
+) -> Flops:
+    """The FLOPs of a model whose sparse layers are `layers`, by one run on `inputs` if there are any, or by
+    `uses` that were counted. `instant` is a step at the present density, not the average of a ramp."""
     by_param = {id(layer.weight.param): layer for layer in layers}
-    uses = _uses(model, inputs) if inputs else None
+    if inputs:
+        uses = _uses(model, inputs)
     dense = now = final = start = backward = 0.0
     by_layer: dict[str, float] = {}
     for target in parameters_of(model):
@@ -105,44 +115,62 @@ def count_flops(model: nn.Module, layers: Sequence[Layer], method: Method, input
         final += unit * (layer.budget if layer else size)
         start += unit * (layer.start if layer else size)
         backward += unit * (wider.nnz if layer else size)
-    step = training_flops(
-        method, now if method.ramp is None else final, dense, start=start, backward=backward
-    )
+    if instant or method.ramp is None:
+        step = training_flops(replace(method, ramp=None), now, dense, backward=backward)
+    else:
+        step = training_flops(method, final, dense, start=start, backward=backward)
     return Flops(now, dense, step, 3 * dense, by_layer)
 
 
-def _uses(model: nn.Module, inputs: Sequence[Any]) -> dict[tuple[int, str], float]:
-    """How many times a forward pass on `inputs` multiplies by each weight: outputs / rows."""
-    uses: dict[tuple[int, str], float] = {}
-    handles = []
+Uses = dict[tuple[int, str], float]
+"""How many times each weight is multiplied by, under the id of its module and its name there."""
 
-    def counter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+
+class UseCounter:
+    """Counts the uses of the weights of some modules, from now until `stop()`: outputs / rows."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.uses: Uses = {}
+        self._handles = [
+            module.register_forward_hook(self._count, with_kwargs=True)
+            for module in modules
+            if module._parameters
+        ]
+
+    def stop(self) -> None:
+        """Let go of the modules."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _add(self, module: nn.Module, name: str, times: float) -> None:
+        self.uses[id(module), name] = self.uses.get((id(module), name), 0.0) + times
+
+    def _count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if isinstance(module, nn.MultiheadAttention):
             # Its projections run inside one function; all of them see every token.
             tokens = (args[0] if args else kwargs["query"]).numel() / module.embed_dim
             for name, param in module._parameters.items():
                 if param is not None and name.endswith("proj_weight"):
-                    uses[id(module), name] = uses.get((id(module), name), 0.0) + tokens
-            inner = module.out_proj
-            uses[id(inner), "weight"] = uses.get((id(inner), "weight"), 0.0) + tokens
+                    self._add(module, name, tokens)
+            self._add(module.out_proj, "weight", tokens)
             return
         if isinstance(output, Tensor):
             for name, param in module._parameters.items():
                 if param is not None and (param.dim() > 1 or name == "values"):
                     rows = module.topology.rows if isinstance(module, SparseLayer) else param.shape[0]
-                    uses[id(module), name] = uses.get((id(module), name), 0.0) + output.numel() / rows
+                    self._add(module, name, output.numel() / rows)
 
+
+def _uses(model: nn.Module, inputs: Sequence[Any]) -> Uses:
+    """The uses of one forward pass on `inputs`."""
     modes = {module: module.training for module in model.modules()}
+    counter = UseCounter(model.modules())
     try:
-        for module in model.modules():
-            if module._parameters:
-                handles.append(module.register_forward_hook(counter, with_kwargs=True))
         model.eval()
         with torch.enable_grad():  # without it, torch's fused transformer path bypasses the modules
             model(*inputs)
     finally:
-        for handle in handles:
-            handle.remove()
+        counter.stop()
         for module, training in modes.items():
             module.training = training
-    return uses
+    return counter.uses

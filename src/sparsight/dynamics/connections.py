@@ -17,6 +17,7 @@ from sparsight.dst.sparsifier import Sparsifier
 from sparsight.dynamics.records import Record
 from sparsight.dynamics.samples import offsets
 from sparsight.kernels.index import indices_in
+from sparsight.nn.compressed import CompressedWeight
 from sparsight.topology import Topology, matrix_shape
 
 GRID = 32
@@ -27,14 +28,14 @@ GENERATIONS = 5
 class Lineage:
     """What is remembered of one layer between its updates."""
 
-    first: Tensor
+    first: NDArray[np.int64]
     """A sample of the positions that existed at the beginning."""
-    grown: deque[Tensor] = field(default_factory=lambda: deque(maxlen=GENERATIONS + 1))
+    grown: deque[NDArray[np.int64]] = field(default_factory=lambda: deque(maxlen=GENERATIONS + 1))
     """Samples of the positions grown by the last updates, the latest first."""
     fresh_count: int = 0
     churn: float | None = None
     margin: float | None = None
-    fresh: Tensor | None = None
+    fresh: NDArray[np.int64] | None = None
     """Which of the existing weights the last update grew (a sample), until their gradient has been seen."""
     changed: bool = True
 
@@ -45,23 +46,20 @@ class Connections:
     def __init__(self, sparsifier: Sparsifier) -> None:
         self.sparsifier = sparsifier
         self.lineages = {
-            name: Lineage(_sampled(layer.topology.positions(), 1))
+            name: Lineage(positions_at(layer.topology, offsets(layer.topology.nnz, 1)))
             for name, layer in sparsifier.layers.items()
         }
         self.handle = sparsifier.register_update_hook(self._updating)
-        self.flops_ratio: float | None = None
 
     def _updating(self, layer: Layer, rewiring: Rewiring) -> None:
         lineage = self.lineages.get(layer.name)
         if lineage is None:
             return
-        new = (rewiring.source < 0).nonzero().squeeze(1)
-        kept = rewiring.source[rewiring.source >= 0]
-        lineage.churn = new.numel() / max(rewiring.after.nnz, 1)
-        lineage.margin = _margin(layer.weight.values().abs(), kept)
-        picked = _sampled(new, 2)
-        lineage.fresh, lineage.fresh_count = picked, new.numel()
-        lineage.grown.appendleft(rewiring.after.positions()[picked])
+        new = (rewiring.source < 0).nonzero().squeeze(1).cpu().numpy()
+        lineage.churn = len(new) / max(rewiring.after.nnz, 1)
+        lineage.margin = _margin(layer.weight.values().abs(), rewiring, len(new))
+        lineage.fresh, lineage.fresh_count = new[offsets(len(new), 2)], len(new)
+        lineage.grown.appendleft(positions_at(rewiring.after, lineage.fresh))
         lineage.changed = True
 
     def changed(self) -> list[str]:
@@ -96,8 +94,6 @@ class Connections:
             "updates": float(self.sparsifier.updates),
             "drop_fraction": float(method.fraction(self.sparsifier.step)),
         }
-        if self.flops_ratio is not None:
-            whole["flops_ratio"] = self.flops_ratio
         return found + [Record(step, f"sparse/{key}", "", value) for key, value in whole.items()]
 
     def _after_update(self, layer: Layer, lineage: Lineage) -> dict[str, float | NDArray[np.float32]]:
@@ -121,37 +117,50 @@ class Connections:
         return found
 
 
-def _sampled(positions: Tensor, salt: int) -> Tensor:
-    return positions[offsets(positions.numel(), salt).long().to(positions.device)].clone()
+def positions_at(topology: Topology, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The flat positions of some existing weights, given by their numbers in row-major order.
+
+    >>> positions_at(Topology.full((2, 3)), np.array([0, 4]))
+    array([0, 4])
+    """
+    _, fan_in = matrix_shape(topology.shape)
+    crow, col = topology.crow.cpu().numpy(), topology.col.cpu().numpy()
+    row = np.searchsorted(crow, numbers, side="right") - 1
+    found: NDArray[np.int64] = row.astype(np.int64) * fan_in + col[numbers]
+    return found
 
 
-def _share_in(positions: Tensor, wanted: Tensor) -> float:
+def _share_in(positions: Tensor, wanted: NDArray[np.int64]) -> float:
     """The share of `wanted` that is among `positions`, both sorted."""
-    if not wanted.numel():
+    if not len(wanted):
         return float("nan")
-    return float((indices_in(positions, wanted.unique()) >= 0).float().mean())
+    found = indices_in(positions, torch.from_numpy(np.unique(wanted)).to(positions.device))
+    return float((found >= 0).float().mean())
 
 
-def _margin(size: Tensor, kept: Tensor) -> float | None:
+def _margin(size: Tensor, rewiring: Rewiring, grown: int) -> float | None:
     """Mean magnitude of the dropped weights over that of the kept ones."""
-    if kept.numel() in (0, size.numel()):
+    kept = rewiring.after.nnz - grown
+    dropped = rewiring.before.nnz - kept
+    if not kept or not dropped:
         return None
-    # In float64: the dropped ones are the small difference of two large sums.
-    total, stay = float(size.double().sum()), float(size[kept].double().sum())
-    dropped = (total - stay) / (size.numel() - kept.numel())
-    return dropped / (stay / kept.numel()) if stay else None
+    # The source of a grown weight is −1, which finds the zero at the end. Sums in float64: what was dropped
+    # is the small difference of two large ones.
+    stay = float(torch.cat([size, size.new_zeros(1)])[rewiring.source].sum(dtype=torch.float64))
+    return (float(size.sum(dtype=torch.float64)) - stay) / dropped / (stay / kept) if stay else None
 
 
 def _grad_ratio(layer: Layer, lineage: Lineage) -> float | None:
     """Once after an update, as soon as there is a gradient: that of the grown weights over the others'."""
-    grad = layer.weight.grad()
-    if grad is None or lineage.fresh is None or not lineage.fresh.numel():
+    if lineage.fresh is None or not len(lineage.fresh) or layer.weight.param.grad is None:
         return None
+    grad = layer.weight.grad()
+    assert grad is not None
     size = grad.abs()
     fresh, lineage.fresh = lineage.fresh, None
-    grown = float(size[fresh].mean())
+    grown = float(size[torch.from_numpy(fresh).to(size.device)].mean())
     others = size.numel() - lineage.fresh_count
-    rest = float(size.sum()) - grown * lineage.fresh_count
+    rest = float(size.sum(dtype=torch.float64)) - grown * lineage.fresh_count
     return grown / (rest / others) if others and rest > 0 else None
 
 
@@ -164,17 +173,18 @@ def grid_of(shape: tuple[int, ...]) -> tuple[int, int]:
 def density_map(topology: Topology) -> NDArray[np.float32]:
     """The density of the weights in a grid of at most 32 × 32 cells, row by row.
 
-    >>> density_map(Topology.full((2, 2), torch.device("cpu"))).tolist()
+    >>> density_map(Topology.full((2, 2))).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
     rows, fan_in = matrix_shape(topology.shape)
     high, wide = grid_of(topology.shape)
-    row = torch.repeat_interleave(torch.arange(rows, device=topology.col.device), topology.crow.diff())
-    cell = (row * high // rows) * wide + topology.col.long() * wide // fan_in
-    count = torch.bincount(cell, minlength=high * wide).cpu().numpy()
-    cells_high = np.bincount(np.arange(rows) * high // rows, minlength=high)
-    cells_wide = np.bincount(np.arange(fan_in) * wide // fan_in, minlength=wide)
-    result: NDArray[np.float32] = (count / np.outer(cells_high, cells_wide).reshape(-1)).astype(np.float32)
+    crow, col = topology.crow.cpu().numpy(), topology.col.cpu().numpy()
+    cell = np.arange(fan_in) * wide // fan_in
+    # Row r lies in band r·high // rows, so band b begins at row ceil(b·rows / high).
+    first = -(-np.arange(high + 1) * rows // high)
+    bands = [np.bincount(cell[col[crow[first[b]] : crow[first[b + 1]]]], minlength=wide) for b in range(high)]
+    area = np.outer(np.diff(first), np.bincount(cell, minlength=wide))
+    result: NDArray[np.float32] = (np.stack(bands) / area).reshape(-1).astype(np.float32)
     return result
 
 
@@ -183,7 +193,7 @@ def describe(sparsifier: Sparsifier) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     storage: Mapping[bool, str] = {True: "compressed", False: "masked"}
     for name, layer in sparsifier.layers.items():
-        compressed = layer.weight.param.shape != torch.Size(layer.topology.shape)
+        compressed = isinstance(layer.weight, CompressedWeight)
         found.append(
             {
                 "name": name,

@@ -1,13 +1,17 @@
-"""A sample of a parameter's weights, followed over time: how often they have a gradient, how steady it is,
-how far a step moves them. A sample of one weight in 256 keeps the memory under two per cent of the model.
+"""A sample of the weights of several units, followed over time: how often they have a gradient, how steady it
+is, how far a step moves them. One weight in 256 keeps the memory under two per cent of the model.
+
+All samples lie in one NumPy vector, since a reading is many small operations and each costs its call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparsight.dynamics.routes import Part
@@ -16,6 +20,9 @@ ONE_IN = 256
 AT_LEAST, AT_MOST = 32, 256
 _MEMORY = 0.9
 """Share of a running mean that stays at each reading: it looks back over ten readings or so."""
+
+Floats = NDArray[np.float32]
+Places = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
 def sample_size(numel: int) -> int:
@@ -27,88 +34,156 @@ def sample_size(numel: int) -> int:
     return min(numel, max(AT_LEAST, min(AT_MOST, numel // ONE_IN)))
 
 
-def offsets(numel: int, salt: int) -> Tensor:
+def offsets(numel: int, salt: int) -> NDArray[np.int64]:
     """Which of `numel` weights are followed, sorted: the same ones for equal arguments, at no cost to the
     random numbers of the training."""
-    generator = torch.Generator().manual_seed(salt)
     size = sample_size(numel)
     if numel <= size:
-        return torch.arange(numel, dtype=torch.int32)
-    return torch.randint(numel, (size,), generator=generator).sort().values.to(torch.int32)
+        return np.arange(numel, dtype=np.int64)
+    return np.sort(np.random.default_rng(salt).integers(numel, size=size))
 
 
-@dataclass
-class Moments:
-    """Running means of a sample's gradients, of their squares, and of whether there is one."""
+class Samples:
+    """Weights of several units (an expert or a layer each) that are followed."""
 
-    mean: Tensor
-    square: Tensor
-    present: Tensor
-    weight: float = 0.0
+    def __init__(self, units: Sequence[Sequence[Part]]) -> None:
+        self.parts = [part for unit in units for part in unit]
+        self.units = len(units)
+        self._unit_of_part = np.repeat(np.arange(self.units), [len(unit) for unit in units])
+        # The same salt for the same part of every unit: experts are compared place by place.
+        salts = [salt for unit in units for salt in range(len(unit))]
+        base = [0 if part.index is None else part.index * part.numel for part in self.parts]
+        self._at = [offsets(p.numel, s) + b for p, s, b in zip(self.parts, salts, base, strict=True)]
+        self._lay_out()
+        length = self.starts[-1]
+        self.before: Floats | None = None
+        self.mean, self.square = np.zeros(length, np.float32), np.zeros(length, np.float32)
+        self.weight, self.present = np.zeros(length, np.float32), np.zeros(length, np.float32)
+        self.readings = np.zeros(length, np.float32)
 
-    def take(self, grad: Tensor | None) -> None:
-        """A reading; None is a reading without a gradient."""
-        self.weight = _MEMORY * self.weight + 1 - _MEMORY
-        self.present.mul_(_MEMORY)
-        if grad is None:
-            return
-        self.present.add_((grad != 0).to(self.present.dtype), alpha=1 - _MEMORY)
-        self.mean.lerp_(grad.to(self.mean.dtype), 1 - _MEMORY)
-        self.square.lerp_(grad.to(self.square.dtype).square(), 1 - _MEMORY)
+    def _lay_out(self) -> None:
+        lengths = [len(at) for at in self._at]
+        self.starts = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
+        self.unit = np.repeat(self._unit_of_part, lengths)
+        self.counts = np.bincount(self.unit, minlength=self.units)
 
-    def frequency(self) -> Tensor:
-        """For each weight, how often it has had a gradient of late."""
-        return (self.present / max(self.weight, 1e-9)).clamp(max=1)  # rounding may go past it
+    def renew(self, index: int, count: int, places: Places | None) -> None:
+        """Choose the sample of a part anew, from `count` existing weights: after a rewiring another weight is
+        in the place. `places` turns numbers of existing weights into places in the parameter."""
+        picked = offsets(count, 0)
+        if len(picked) != len(self._at[index]):
+            wanted = len(self._at[index])
+            picked = np.resize(picked, wanted) if len(picked) else np.zeros(wanted, np.int64)
+        self._at[index] = picked if places is None or not count else places(picked)
+        span = slice(self.starts[index], self.starts[index + 1])
+        for kept in (self.mean, self.square, self.weight, self.present, self.readings):
+            kept[span] = 0
+        self.before = None
 
-    def signal_and_noise(self) -> tuple[float, float]:
-        """Σ mean² and Σ variance of the gradients of late."""
-        mean, square = self.mean / max(self.weight, 1e-9), self.square / max(self.weight, 1e-9)
-        signal = mean.square()
-        return float(signal.sum()), float((square - signal).clamp_min(0).sum())
-
-
-class Sample:
-    """Weights of one parameter, or of an expert's slice of it, that are followed."""
-
-    def __init__(self, part: Part, salt: int, existing: Callable[[Tensor], Tensor] | None = None) -> None:
-        self.part = part
-        self._salt = salt
-        self._existing = existing
-        """Turns numbers of existing weights into places in the parameter, where some places are masked."""
-        self.renew(None)
-
-    def renew(self, count: int | None) -> None:
-        """Choose anew, from `count` existing weights: after a rewiring another weight is in the place."""
-        param = self.part.param
-        total = self.part.numel
-        picked = offsets(total if count is None else count, self._salt)
-        if self._existing is not None and count is not None:
-            picked = self._existing(picked)
-        base = 0 if self.part.index is None else self.part.index * total
-        self.at = (picked + base).to(param.device)
-        self.before: Tensor | None = None
-        zeros = torch.zeros(len(picked), device=param.device)
-        self.moments = Moments(zeros, zeros.clone(), zeros.clone())
-
-    def weights(self) -> Tensor:
+    def weights(self) -> Floats:
         """Their values now."""
-        return self.part.param.detach().reshape(-1).index_select(0, self.at)
+        return self._gather([part.param for part in self.parts])
 
-    def gradient(self) -> Tensor | None:
-        """Their gradients now."""
-        grad = self.part.param.grad
-        return None if grad is None else grad.reshape(-1).index_select(0, self.at)
+    def _gather(self, tensors: Sequence[Tensor | None]) -> Floats:
+        found = np.zeros(self.starts[-1], np.float32)
+        for i, tensor in enumerate(tensors):
+            if tensor is not None:
+                _take(tensor, self._at[i], found[self.starts[i] : self.starts[i + 1]])
+        return found
 
-    def moved(self) -> float:
-        """Mean |Δw| since `before` was taken."""
-        if self.before is None or not len(self.at):
-            return 0.0
-        return float((self.weights() - self.before).abs().mean())
+    def remember(self) -> None:
+        """Keep their values for `moved`."""
+        self.before = self.weights()
+
+    def take(self, *, counts_absence: bool) -> None:
+        """Read their gradients. An expert without one has learned nothing; a layer without one may have been
+        rewired in place of a step, which is not held against it."""
+        grads = [part.param.grad for part in self.parts]
+        has = np.repeat(np.array([g is not None for g in grads], bool), np.diff(self.starts))
+        new = 1 - _MEMORY
+        grad = self._gather(grads)
+        counted = has | counts_absence
+        self.readings[counted] = self.readings[counted] * _MEMORY + new
+        self.present[counted] *= _MEMORY
+        self.present += new * (has & (grad != 0))
+        share = np.where(has, np.float32(new), np.float32(0))
+        self.weight += share * (1 - self.weight)
+        self.mean += share * (grad - self.mean)
+        self.square += share * (grad * grad - self.square)
+
+    def frequency(self) -> Floats:
+        """For each weight, how often it has had a gradient of late."""
+        share = self.present / np.maximum(self.readings, 1e-9)
+        return np.minimum(share, 1).astype(np.float32)  # rounding may go past it, and out of a histogram
+
+    def snr(self) -> Floats:
+        """For each unit, Σ mean² / Σ variance of the gradients of late; NaN where nothing varies."""
+        weight = np.maximum(self.weight, 1e-9)
+        signal = (self.mean / weight) ** 2
+        noise = np.maximum(self.square / weight - signal, 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = self._sum(signal) / self._sum(noise)
+        return np.where(np.isfinite(ratio), ratio, np.nan).astype(np.float32)
+
+    def moved(self) -> Floats:
+        """For each unit, mean |Δw| since `remember`; NaN if that is not known."""
+        if self.before is None:
+            return np.full(self.units, np.nan, np.float32)
+        return self.mean_of(np.abs(self.weights() - self.before))
+
+    def weight_norms(self) -> Floats:
+        """For each unit, the norm of its weights, estimated from the sample."""
+        squares = self.weights() ** 2
+        lengths = np.diff(self.starts)
+        sizes = np.array([part.numel for part in self.parts])
+        scale = np.repeat(sizes / np.maximum(lengths, 1), lengths)
+        return np.sqrt(self._sum(squares * scale)).astype(np.float32)
+
+    def rows(self) -> Floats | None:
+        """[units, places]: the weights of every unit, where all are laid out alike."""
+        if not self.units or (self.counts != self.counts[0]).any():
+            return None
+        return self.weights().reshape(self.units, -1)
+
+    def mean_of(self, values: Floats) -> Floats:
+        """The mean over each unit's sample."""
+        return (self._sum(values) / np.maximum(self.counts, 1)).astype(np.float32)
+
+    def of(self, unit: int, values: Floats) -> Floats:
+        """The part of `values` that belongs to a unit."""
+        found: Floats = values[self.unit == unit]
+        return found
+
+    def _sum(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        return np.bincount(self.unit, weights=values, minlength=self.units).astype(np.float64)
 
 
-def squared_norm(part: Part) -> Tensor | None:
-    """Σ g² of a part."""
-    grad = part.param.grad
-    if grad is None:
-        return None
-    return part.cut(grad).float().square().sum()
+def _take(tensor: Tensor, at: NDArray[np.int64], out: Floats) -> None:
+    """out = tensor.flatten()[at]."""
+    tensor = tensor.detach()
+    if not tensor.numel():
+        out[:] = 0  # a layer that has no weights at present
+    elif tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous():
+        np.take(tensor.numpy().reshape(-1), at, out=out, mode="clip")  # shorter, until the sample is renewed
+    else:
+        picked = tensor.reshape(-1)[torch.from_numpy(at).to(tensor.device)]
+        out[:] = picked.float().cpu().numpy()
+
+
+def norms(units: Sequence[Sequence[Part]]) -> Floats:
+    """For each unit, the norm of its whole gradient; 0 without one."""
+    squares = np.zeros(len(units))
+    sliced: dict[int, NDArray[np.float64]] = {}
+    for number, unit in enumerate(units):
+        for part in unit:
+            grad = part.param.grad
+            if grad is None:
+                continue
+            if part.index is None:
+                squares[number] += float(torch.linalg.vector_norm(grad)) ** 2
+                continue
+            if id(part.param) not in sliced:
+                each = torch.linalg.vector_norm(grad.reshape(part.of or len(grad), -1).float(), dim=1)
+                sliced[id(part.param)] = each.double().cpu().numpy() ** 2
+            squares[number] += sliced[id(part.param)][part.index]
+    return np.sqrt(squares).astype(np.float32)

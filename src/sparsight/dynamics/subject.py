@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
 from torch.optim import Optimizer
 
+from sparsight.dst.layer import Layer
 from sparsight.dst.sparsifier import Sparsifier
 from sparsight.dynamics.connections import describe as describe_connections
-from sparsight.dynamics.learning import LayerLearning, Unit
+from sparsight.dynamics.connections import positions_at
+from sparsight.dynamics.learning import LayerLearning
 from sparsight.dynamics.records import Record
 from sparsight.dynamics.routes import Part, Route, clean
-from sparsight.dynamics.samples import Sample
+from sparsight.dynamics.samples import Places
+from sparsight.nn.compressed import CompressedWeight
 from sparsight.nn.masked import MaskedWeight
 
 
@@ -26,34 +31,40 @@ def sparsifier_of(optimizer: Optimizer) -> Sparsifier | None:
     return None
 
 
-def units_of(
-    model: nn.Module, routes: Sequence[Route], sparsifier: Sparsifier | None
-) -> dict[tuple[str, str], Unit]:
+def compressed(sparsifier: Sparsifier | None) -> set[int]:
+    """The ids of the parameters that hold existing weights only."""
+    layers = [] if sparsifier is None else sparsifier.layers.values()
+    return {id(x.weight.param) for x in layers if isinstance(x.weight, CompressedWeight)}
+
+
+def layers_of(model: nn.Module, routes: Sequence[Route], sparsifier: Sparsifier | None) -> LayerLearning:
     """Sparse layers, and every other module that has parameters of its own and is no expert or router."""
-    units: dict[tuple[str, str], Unit] = {}
+    units: dict[tuple[str, str], tuple[Part, ...]] = {}
+    places: dict[str, Places] = {}
     taken: set[int] = {id(p) for route in routes for p in route.router}
     taken |= {id(part.param) for route in routes for expert in route.parts for part in expert}
-    for name, layer in ({} if sparsifier is None else sparsifier.layers).items():
-        weight = layer.weight
-        existing = None
-        if isinstance(weight, MaskedWeight):
-
-            def existing(numbers: Tensor, weight: MaskedWeight = weight) -> Tensor:
-                return weight.topology.positions()[numbers.long().to(weight.param.device)]
-
-        part = Part(weight.param)
-        sample = Sample(part, 0, existing)
-        sample.renew(layer.topology.nnz)
-        units["sparse", name] = Unit((part,), [sample])
-        taken.add(id(weight.param))
+    sparse = {} if sparsifier is None else sparsifier.layers
+    for name, layer in sparse.items():
+        units["sparse", name] = (Part(layer.weight.param),)
+        taken.add(id(layer.weight.param))
+        if isinstance(layer.weight, MaskedWeight):
+            places[name] = _places(layer)
     for name, module in model.named_modules():
-        own = tuple(
-            Part(p) for p in module.parameters(recurse=False) if id(p) not in taken and p.requires_grad
-        )
-        taken |= {id(part.param) for part in own}
-        if own:
-            units["dense", clean(name)] = Unit(own)
-    return units
+        mine = [p for p in module.parameters(recurse=False) if id(p) not in taken and p.requires_grad]
+        taken |= {id(p) for p in mine}
+        if mine:
+            units["dense", clean(name)] = tuple(Part(p) for p in mine)
+    learning = LayerLearning(units, places)
+    for name, layer in sparse.items():
+        learning.rewired(name, layer.topology.nnz)
+    return learning
+
+
+def _places(layer: Layer) -> Places:
+    def places(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        return positions_at(layer.topology, numbers)
+
+    return places
 
 
 def describe(

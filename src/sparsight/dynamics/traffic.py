@@ -44,6 +44,10 @@ class Traffic:
             self._sums = sums if self._sums is None else self._sums + sums
             self.latest.append(seen)
 
+    def assignments(self) -> float:
+        """How many were made in the step under way."""
+        return 0.0 if self._current is None else float(self._current.sum())
+
     def stepped(self) -> None:
         """An optimizer step came: what was counted belongs to it."""
         if self._current is None:

@@ -19,8 +19,9 @@ from sparsight.dst.sparsifier import Sparsifier
 from sparsight.dynamics import subject
 from sparsight.dynamics.about import about_run
 from sparsight.dynamics.connections import Connections
+from sparsight.dynamics.cost import Cost
 from sparsight.dynamics.hooks import Hook, Padding
-from sparsight.dynamics.learning import LayerLearning, PathLearning, learning_rates, mean_cosine
+from sparsight.dynamics.learning import PathLearning, learning_rates, mean_cosine
 from sparsight.dynamics.records import Event, Record
 from sparsight.dynamics.routes import Adapter, Route, find_routes
 from sparsight.dynamics.store import Store
@@ -63,9 +64,11 @@ class Watch:
         self.routes = find_routes(model, adapters)
         self.sparsifier: Sparsifier | None = subject.sparsifier_of(optimizer)
         self.connections = None if self.sparsifier is None else Connections(self.sparsifier)
+        self._cost = None if self.sparsifier is None else Cost(model, self.sparsifier, self.routes)
         self._traffic = {route.name: Traffic(route) for route in self.routes}
-        self._paths = [PathLearning(route) for route in self.routes]
-        self._layers = LayerLearning(subject.units_of(model, self.routes, self.sparsifier))
+        compressed = subject.compressed(self.sparsifier)
+        self._paths = [PathLearning(route, compressed) for route in self.routes]
+        self._layers = subject.layers_of(model, self.routes, self.sparsifier)
         self._rows: dict[str, Tensor] = {}
         self._began = self._last = time.perf_counter()
         self._readings = 0
@@ -178,6 +181,8 @@ class Watch:
             return
         self.step += 1
         self._passes = 0
+        if self._cost is not None and self._cost.counting:
+            self._cost.stepped([self._traffic[r.name].assignments() for r in self.routes if r.parts])
         for traffic in self._traffic.values():
             traffic.stepped()
         if self.step % self.every == 0:
@@ -195,6 +200,8 @@ class Watch:
         if self.connections is not None:
             changed = self.connections.changed()
             found += self.connections.read(self.step)
+            if self._cost is not None:
+                found.append(Record(self.step, "sparse/flops_ratio", "", self._cost.ratio()))
             self._layers_renewed(changed)
         found += self._layers.read(self.step, rates)
         found += subject.means(self.step, found)
@@ -213,7 +220,7 @@ class Watch:
         found = []
         for route in self.routes:
             if route.name in rows and route.run is not None and route.experts > 1:
-                said = route.run(rows[route.name]).float()
+                said = route.run(rows[route.name]).float().cpu().numpy()
                 alike = float(np.mean([mean_cosine(said[:, i]) for i in range(min(8, said.shape[1]))]))
                 found.append(Record(self.step, f"{route.family}/output_similarity", route.name, alike))
         return found
@@ -221,10 +228,8 @@ class Watch:
     def _layers_renewed(self, changed: Iterable[str]) -> None:
         assert self.sparsifier is not None
         for name in changed:
-            unit = self._layers.units.get(("sparse", name))
-            if unit is not None:
-                for sample in unit.samples:
-                    sample.renew(self.sparsifier.layers[name].topology.nnz)
+            if name in self.sparsifier.layers:
+                self._layers.rewired(name, self.sparsifier.layers[name].topology.nnz)
 
     def _look_for_hooks(self) -> None:
         for route in self.routes:
@@ -285,6 +290,8 @@ class Watch:
             handle.remove()
         if self.connections is not None:
             self.connections.handle.remove()
+        if self._cost is not None:
+            self._cost.stop()
         self._to_sinks(lambda sink: sink.close())
         if self.store is not None:
             self.store.describe(finished=time.time(), last_step=self.step)

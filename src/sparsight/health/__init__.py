@@ -1,0 +1,1 @@
+"""Judging a run: rules over its history, their findings, and what to do about them."""
