@@ -91,9 +91,11 @@ def wandb_records(file: Path) -> list:
 def wandb_history(file: Path) -> list[dict[str, object]]:
     """Its history, once the run's end is in the file: wandb's own process writes it, and takes its time."""
     until = time.monotonic() + 60
-    while not any(r.HasField("exit") for r in (records := wandb_records(file))):
+    records = wandb_records(file)
+    while not any(record.HasField("exit") for record in records):
         assert time.monotonic() < until, "no end of the run in the file"
         time.sleep(0.1)
+        records = wandb_records(file)
     lines = [record.history.item for record in records if record.HasField("history")]
     return [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in line} for line in lines]
 
