@@ -27,6 +27,13 @@ def train() -> None:
     sys.exit(command(sys.argv[2:]))
 
 
+def study() -> None:
+    """Put a published claim to the test: connections, gradients or balance."""
+    from sparsight.studies.command import main as command
+
+    sys.exit(command(sys.argv[2:]))
+
+
 def bench(
     *,
     out: Path = Path("runs/bench"),
@@ -158,6 +165,8 @@ def main() -> None:
     try:
         if sys.argv[1:2] == ["train"]:  # its options follow from the recipe that comes next
             train()
+        if sys.argv[1:2] == ["study"]:
+            study()
         tyro.extras.subcommand_cli_from_dict(
             {
                 "demo": demo,
@@ -168,6 +177,7 @@ def main() -> None:
                 "export": export,
                 "bench": bench,
                 "doctor": doctor,
+                "study": study,
                 "version": version,
             },
             prog="sparsight",

@@ -19,8 +19,11 @@ import sparsight as sp
 from sparsight.dynamics.store import FILE as STORE
 from sparsight.recipes import checkpoint
 from sparsight.recipes.checkpoint import Progress
+from sparsight.recipes.judge import Judge
 from sparsight.recipes.progress import Show, numbers, show_for, sparsity
 from sparsight.recipes.training import Training
+
+_LOOKS = 10
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Outcome:
     steps: int
     metrics: Mapping[str, float]
     seconds: float
+    verdict: str = ""
+    """Its health in one line; empty where nobody watched."""
     stopped_by: int | None = None
 
 
@@ -79,12 +84,14 @@ def train(
     with _watching(training, run, watch_every, config or {}) as watch, _signals() as stop:
         progress = checkpoint.load(run, training, watch) if resume else Progress()
         show = show_for(quiet)
+        judge = None if watch is None else Judge(watch)
         show.begin(progress.step, training.steps)
         try:
-            _loop(_Run(training, run, progress, due, checkpoint_every, show, stop, watch))
+            _loop(_Run(training, run, progress, due, checkpoint_every, show, stop, watch, judge))
         finally:
             show.end()
-    return Outcome(progress.step, training.steps, progress.metrics, progress.seconds, stop.by)
+    said = "" if judge is None else judge.verdict
+    return Outcome(progress.step, training.steps, progress.metrics, progress.seconds, said, stop.by)
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,7 @@ class _Run:
     show: Show
     stop: _Stop
     watch: sp.Watch | None
+    judge: Judge | None
 
     def log(self, numbers: Mapping[str, float]) -> None:
         if self.watch is not None:
@@ -107,10 +115,21 @@ class _Run:
     def save(self) -> None:
         checkpoint.save(self.folder, self.training, self.progress, self.watch)
 
+    def look(self) -> None:
+        if self.judge is not None:
+            for sentence in self.judge.look():
+                self.show.say(sentence)
+
+    def line(self, measured: Mapping[str, float]) -> str:
+        said = "" if self.judge is None else self.judge.verdict
+        return " ".join(filter(None, (numbers(measured), sparsity(self.training), said)))
+
 
 def _loop(run: _Run) -> None:
     training, progress, show = run.training, run.progress, run.show
     saved = progress.step
+    # Ten looks at most: each reads all that was recorded.
+    looks = max(training.steps // _LOOKS, 1)
     training.model.train()
     while progress.step < training.steps and run.stop.by is None:
         begin = time.perf_counter()
@@ -119,17 +138,21 @@ def _loop(run: _Run) -> None:
         progress.seconds += time.perf_counter() - begin
         run.log(measured)
         if show.wants(progress.step):
-            show.step(progress.step, f"{numbers(measured)} {sparsity(training)}".rstrip())
+            show.step(progress.step, run.line(measured))
         if progress.step in run.due:
             progress.metrics = _evaluate(training)
             run.log(progress.metrics)
             if progress.metrics:
                 show.say(f"step {progress.step}: {numbers(progress.metrics)}")
+        if progress.step % looks == 0:
+            run.look()
         if run.checkpoint_every and progress.step % run.checkpoint_every == 0:
             run.save()
             saved = progress.step
     if saved != progress.step:
         run.save()
+    if run.judge is not None and (progress.step % looks or not run.judge.verdict):
+        run.look()
 
 
 @torch.no_grad()
