@@ -158,7 +158,7 @@ def routing(repeats: int) -> None:
             made = layer.estimator(
                 layer.router(x), 1, score=layer.router_kind.score, bias=None, training=True
             )
-            plan(made)
+            plan(made.token, made.expert, made.tokens, made.experts)
             made.weight.sum().backward()
 
         return run

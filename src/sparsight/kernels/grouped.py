@@ -60,7 +60,9 @@ def glu_backward(before: Tensor, d_out: Tensor, d_before: Tensor) -> Tensor:
     return d_before
 
 
-def spread(grad: Tensor, token: Tensor, scale: Tensor, rows: Tensor, back: Tensor, dots: Tensor | None) -> None:
+def spread(
+    grad: Tensor, token: Tensor, scale: Tensor, rows: Tensor, back: Tensor, dots: Tensor | None
+) -> None:
     """back[i] = scale[i]·grad[token[i]] and, where given, dots[i] = ⟨grad[token[i]], rows[i]⟩."""
     count, width = rows.shape
     _check("grad", grad, (grad.shape[0], width), rows)

@@ -59,11 +59,10 @@ class Plan:
         return made
 
 
-def plan(routing: Routing) -> Plan:
+def plan(token: Tensor, expert: Tensor, tokens: int, experts: int) -> Plan:
     """Sort the assignments by expert, once."""
-    token, tokens = routing.token, routing.tokens
-    order = routing.expert.argsort(stable=True)
-    counts = torch.bincount(routing.expert, minlength=routing.experts).tolist()
+    order = expert.argsort(stable=True)
+    counts = torch.bincount(expert, minlength=experts).tolist()
     active = [e for e, count in enumerate(counts) if count]
     served = [counts[e] for e in active]
     sorted_token = token[order]
@@ -78,9 +77,7 @@ def plan(routing: Routing) -> Plan:
     return Plan(order, sorted_token, active, served, places, bags, tokens)
 
 
-def _sum_by_token(
-    rows: Tensor, plan: Plan, pool: Pool, kit: Kit, weight: Tensor | None = None
-) -> Tensor:
+def _sum_by_token(rows: Tensor, plan: Plan, pool: Pool, kit: Kit, weight: Tensor | None = None) -> Tensor:
     """[T, d] each token's rows, weighted and added; zero where there are none. `weight` is by assignment."""
     if rows.shape[0] == 0:
         return rows.new_zeros(plan.tokens, rows.shape[1])
@@ -106,7 +103,8 @@ class _Grouped(torch.autograd.Function):
         expert_weight: Tensor | None,
         *matrices: Any,
     ) -> Tensor:
-        y, kept = forward(plan, form, collect, x, weight, matrices)
+        kept = _scratch(plan, form, x, matrices)
+        y = forward(plan, form, collect, x, weight, matrices, kept)
         ctx.save_for_backward(*kept, weight, expert_weight, *matrices)
         ctx.plan, ctx.form = plan, form
         return y
@@ -135,16 +133,27 @@ class Form:
     pool: Pool
 
 
+def _scratch(plan: Plan, form: Form, x: Tensor, matrices: Sequence[Any]) -> list[Tensor]:
+    """Rows, before, middle, out: what the forward pass makes and the way back needs."""
+    n, dim = plan.token.numel(), x.shape[1]
+    hidden = matrices[2].shape[1] if n else 1
+    shapes = [(n, dim), (n, 2 * hidden if form.gated else hidden), (n, hidden), (n, dim)]
+    return form.pool.several(shapes, x.dtype, x.device)
+
+
 def forward(
-    plan: Plan, form: Form, collect: Tensor | None, x: Tensor, weight: Tensor, matrices: Sequence[Any]
-) -> tuple[Tensor, list[Tensor]]:
-    """The combined output, and what the way back needs: rows, before, middle, out."""
+    plan: Plan,
+    form: Form,
+    collect: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    matrices: Sequence[Any],
+    scratch: Sequence[Tensor],
+) -> Tensor:
+    """The combined output; `scratch` is filled on the way."""
     w_in, b_in, w_out, b_out = (matrices[i::4] for i in range(4))
-    kit, n, dim = form.kit, plan.token.numel(), x.shape[1]
-    hidden = w_out[0].shape[1] if n else 1
-    width = 2 * hidden if form.gated else hidden
-    shapes = [(n, dim), (n, width), (n, hidden), (n, dim)]
-    rows, before, middle, out = form.pool.several(shapes, x.dtype, x.device)
+    rows, before, middle, out = scratch
+    kit, hidden = form.kit, middle.shape[1]
     torch.index_select(x, 0, plan.token, out=rows)
     for experts, places in plan.bands(_rows_in_cache(hidden)):
         counts, band = plan.counts[experts], before[places]
@@ -159,7 +168,7 @@ def forward(
     if collect is not None:
         for e, part in zip(plan.active, out.split(plan.counts), strict=True):
             collect[e] += part.sum(0)
-    return _sum_by_token(out, plan, form.pool, kit, weight), [rows, before, middle, out]
+    return _sum_by_token(out, plan, form.pool, kit, weight)
 
 
 Wants = tuple[bool, bool, Sequence[bool]]
@@ -174,8 +183,12 @@ def backward(
     through: Tensor,
     matrices: Sequence[Any],
     wants: Wants,
+    slots: tuple[list[Any], list[Any]] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
-    """The gradients of x, of the weights, and of each matrix; None where they are not wanted."""
+    """The gradients of x, of the weights, and of each matrix; None where they are not wanted.
+
+    `slots` are where those of the matrices in and out go, pooled memory unless given.
+    """
     rows, before, middle, out = kept
     kit, pool = form.kit, form.pool
     wants_x, wants_weight, wanted = wants
@@ -189,7 +202,7 @@ def backward(
     if dots is not None:
         d_weight = torch.empty_like(weight)
         d_weight[plan.order] = dots.to(weight.dtype)
-    d_in, d_out = _slots(w_in, wanted[0::4], pool), _slots(w_out, wanted[2::4], pool)
+    d_in, d_out = slots or (_slots(w_in, wanted[0::4], pool), _slots(w_out, wanted[2::4], pool))
     for experts, places in plan.bands(_rows_in_cache(middle.shape[1])):
         counts, above, below = plan.counts[experts], back[places], d_before[places]
         if any(wanted[2::4]):
@@ -251,7 +264,7 @@ def dispatch(
         x = x.to(torch.get_autocast_dtype(kind))
     if plain is None:
         return dispatch_any(x, routing, experts, collect)
-    made = plan(routing)
+    made = plan(routing.token, routing.expert, routing.tokens, routing.experts)
     matrices: list[Tensor | None] = []
     for e in made.active:
         for layer in plain.layers[e]:

@@ -51,7 +51,9 @@ def glu_backward(act: Activation, before: Tensor, d_out: Tensor, d_before: Tenso
     act.back(d_out.mul_(up), gate, d_gate)
 
 
-def spread(grad: Tensor, token: Tensor, scale: Tensor, rows: Tensor, back: Tensor, dots: Tensor | None) -> None:
+def spread(
+    grad: Tensor, token: Tensor, scale: Tensor, rows: Tensor, back: Tensor, dots: Tensor | None
+) -> None:
     """back[i] = scale[i]·grad[token[i]] and, where given, dots[i] = ⟨grad[token[i]], rows[i]⟩."""
     torch.index_select(grad, 0, token, out=back)
     if dots is not None:
