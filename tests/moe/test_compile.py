@@ -82,6 +82,8 @@ def test_one_graph_equals_eager(kind):
         torch.testing.assert_close(a, b, msg=name)
 
 
+# torch's own remark on tensors that cross from one graph to the next
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("kind", APART)
 def test_what_depends_on_the_data_runs_between_graphs_and_says_why(kind):
     torch._dynamo.reset()

@@ -255,8 +255,8 @@ def dispatch(
     """y_t = Σ weight · expert(x_t) over the token's assignments; zero for a token that has none.
 
     `collect` [E, d], where given, receives the sum of each expert's outputs. An expert without a token takes
-    no part in the graph, so its gradients stay None and the optimizer passes over it. `kit` is for tests: what
-    computes the products, the fastest there is unless told otherwise.
+    no part in the graph, so its gradients stay None and the optimizer passes over it. `kit` is for tests:
+    what computes the products, the fastest there is unless told otherwise.
     """
     plain = plain_form(experts)
     kind = x.device.type

@@ -133,7 +133,7 @@ class MoE(nn.Module):
                 self.ledger.record(routing, self._where(), next(self.router.parameters(), None))
         y = self._traced(rows, routing) if traced else self._dispatched(rows, routing, again)
         if routing.rest is not None:
-            y = y + (routing.rest @ self.ledger.defaults.to(routing.rest.dtype)).to(y.dtype)
+            y = torch.addmm(y, routing.rest.to(y.dtype), self.ledger.defaults.to(y.dtype))
         if self.omega is not None:
             y = stretch(y, self.omega, self.pool)
         return y if self.shared is None else y + self.shared(rows)

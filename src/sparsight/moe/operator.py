@@ -155,7 +155,8 @@ def _experts_backward(
     # An operator's results may not share memory, so each gradient has its own.
     busy = set(made.active)
     grads = [
-        (torch.empty_like if _of(i, experts) in busy else torch.zeros_like)(m) for i, m in enumerate(matrices)
+        torch.empty_like(m) if i // 2 % experts in busy else torch.zeros_like(m)
+        for i, m in enumerate(matrices)
     ]
     slots = [grads[2 * e] for e in made.active], [grads[2 * e + 1] for e in made.active]
     wants = (True, True, [m is not None for m in mine])
@@ -170,11 +171,6 @@ def _experts_backward(
             assert down is not None
             grads[2 * (experts + e)], grads[2 * (experts + e) + 1] = up, down
     return [d_x, whole, *grads]
-
-
-def _of(place: int, experts: int) -> int:
-    """Whose matrix or bias stands at this place."""
-    return place // 2 % experts
 
 
 def _biased(matrices: Sequence[Tensor]) -> bool:

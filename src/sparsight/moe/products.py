@@ -1,7 +1,7 @@
-"""What dispatch is made of: products with each expert's matrices, gates, and rows on their way there and back.
+"""What dispatch is made of: products with each expert's matrices, gates, rows on their way there and back.
 
-In plain torch here, for every device and dtype, and in C++ (`kernels/grouped.py`) for float32 and float64 on a
-CPU. `kit_for` says which; the tests run both.
+In plain torch here, for every device and dtype, and in C++ (`kernels/grouped.py`) for float32 and float64 on
+a CPU. `kit_for` says which; the tests run both.
 """
 
 from __future__ import annotations
