@@ -12,7 +12,7 @@ import torch
 import sparsight as sp
 from sparsight.health.actions.copying import move_to
 from sparsight.topology import Topology
-from tests.health.twins import expert_run, sparse_run
+from tests.health.patients import expert_run, sparse_run
 
 STEPS = 400
 ACT = {"act": True, "cooldown": 100, "every": 20}

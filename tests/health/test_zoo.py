@@ -9,7 +9,7 @@ import sparsight as sp
 from sparsight.health.diagnose import compare_runs, replay
 from sparsight.health.rules import ALL
 from tests.health.healthy import HEALTHY
-from tests.health.twins import SICK
+from tests.health.sick import SICK
 from tests.health.zoo import Plain, adam, train
 
 WITHIN = 200
