@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparsight import moe
+    from sparsight import moe, recipes
     from sparsight.dst import criteria, distributions, initial, schedules, structures
     from sparsight.dst.distributions import by_name, er, erk, uniform
     from sparsight.dst.flops import Flops
@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from sparsight.moe.upcycle import upcycle
     from sparsight.nn.conv import SparseConv2d
     from sparsight.nn.linear import SparseLinear
+    from sparsight.recipes.training import Training
+    from sparsight.report.show import show
     from sparsight.topology import Topology
 
 __version__ = "0.1.0"
@@ -178,6 +180,9 @@ _HOME = {
     "radau": "sparsight.moe.rules",
     "simpson": "sparsight.moe.rules",
     "upcycle": "sparsight.moe.upcycle",
+    "recipes": "sparsight.recipes",
+    "Training": "sparsight.recipes.training",
+    "show": "sparsight.report.show",
     "Topology": "sparsight.topology",
 }
 
@@ -220,6 +225,7 @@ __all__ = [
     "Stress",
     "SwitchLoss",
     "Topology",
+    "Training",
     "Watch",
     "ZLoss",
     "acdc",
@@ -260,12 +266,14 @@ __all__ = [
     "policies",
     "prune",
     "radau",
+    "recipes",
     "reinforce_loss",
     "replay",
     "rigl",
     "routers",
     "schedules",
     "set_",
+    "show",
     "simpson",
     "sinks",
     "snfs",
