@@ -20,6 +20,8 @@ KINDS, DIM = 4, 12
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a run ended, and all that was recorded of it."""
+
     name: str
     quality: float
     """1 − error²/variance on fresh tokens."""
@@ -78,9 +80,8 @@ def main(steps: int = 500) -> None:
         print(f"  step {event.step:>3}  {event.kind:<7}  {event.message}")
     for run in (healthy, sick, healed):
         used = run.history.get("moe/effective_experts", "model").values
-        print(
-            f"{run.name:<8} quality {run.quality:.3f}, effective experts {used[0]:.1f} -> {used[-1]:.1f} of {KINDS}"
-        )
+        told = f"effective experts {used[0]:.1f} -> {used[-1]:.1f} of {KINDS}"
+        print(f"{run.name:<8} quality {run.quality:.3f}, {told}")
 
 
 if __name__ == "__main__":
