@@ -115,6 +115,16 @@ def test_watch(printed):
     assert "numbers of the whole model" in out
 
 
+def test_heal(printed):
+    out = printed("12_heal", steps=250)
+    rows = re.findall(r"^(\w+) +quality ([-\d.]+), effective experts ([\d.]+) -> ([\d.]+)", out, re.MULTILINE)
+    quality = {name: float(value) for name, value, _, _ in rows}
+    used = {name: (float(first), float(last)) for name, _, first, last in rows}
+    assert quality["healed"] > quality["sick"]
+    assert used["healed"][0] < 1.5 < 2.5 < used["healed"][1]
+    assert "expert collapse, since step 10, is over" in out
+
+
 def test_every_example_is_tested_and_runs_as_a_script():
     tested = re.findall(r'printed\("(\w+)"', Path(__file__).read_text())
     scripts = sorted(EXAMPLES.glob("*.py"))

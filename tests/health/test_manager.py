@@ -69,7 +69,7 @@ def test_a_finding_is_recorded_once_and_its_end_too(tmp_path):
     case.steps(4)
     (note,) = case.events("note")
     assert note.data == {"resolved": True}
-    assert "dead experts is over" in note.message
+    assert note.message == "model: dead experts, since step 0, is over."
     assert "healthy" in repr(case.manager)
     case.find("act")
     case.steps(2)
@@ -171,6 +171,18 @@ def test_a_resumed_run_has_its_settings_limits_and_plans(tmp_path):
     again.steps(1)
     assert again.model.k == 1
     assert again.manager.state_dict()["spent"] == 1
+
+
+def test_a_manager_that_comes_late_knows_what_was_recorded(tmp_path):
+    case = Case(tmp_path, doubling)
+    case.steps(7)
+    late = sp.manage(case.watch)
+    case.steps(2)
+    early, now = (m.recent.history({}).series for m in (case.manager, late))
+    assert list(early) == list(now)
+    for key, series in early.items():
+        assert np.array_equal(series.steps, now[key].steps)
+        np.testing.assert_allclose(series.values, now[key].values, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

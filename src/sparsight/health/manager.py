@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from sparsight.dynamics import subject
+from sparsight.dynamics.reading import load_run
 from sparsight.dynamics.records import Event, Severity
 from sparsight.dynamics.watch import Watch
 from sparsight.health.actions import Action, Done, Every, RefusedError, Run, as_data, from_data, kind_of
@@ -72,6 +73,9 @@ class Manager:
         """What was done and not undone, in order."""
         self.spent = 0
         self.recent = Recent()
+        if watch.store is not None and watch.step:  # a run that has been going on
+            watch.store.flush()
+            self.recent.fill(load_run(watch.store.folder))
         self._pace = Pace(watch.sparsifier)
         self._absent: dict[tuple[str, str], int] = {}
         self._last: dict[tuple[str, str], int] = {}
@@ -150,9 +154,7 @@ class Manager:
     def _resolve(self, key: tuple[str, str]) -> None:
         finding = self.open.pop(key)
         self._absent.pop(key, None)
-        message = (
-            f"{named(finding.where)}: {title(finding.rule)} is over, after it began at step {finding.onset}"
-        )
+        message = f"{named(finding.where)}: {title(finding.rule)}, since step {finding.onset}, is over."
         self.watch.event(
             Event(self.watch.step, "note", finding.rule, "info", finding.where, message, {"resolved": True})
         )

@@ -79,6 +79,12 @@ class Recent:
                 value = _fitted(value, buffer.values.shape[1:])
             buffer.add(record.step, value)
 
+    def fill(self, history: History) -> None:
+        """Take over what was recorded before."""
+        for (name, where), series in history.series.items():
+            pairs = zip(series.steps.tolist(), series.values, strict=True)
+            self.write([Record(step, name, where, _plain(value)) for step, value in pairs])
+
     def event(self, event: Event) -> None:
         """Events are few; the last thousand are enough."""
         self._events = [*self._events[-999:], event]
@@ -98,6 +104,10 @@ class Recent:
             for (own, where), buffer in self._buffers.items()
             if own == name and where and buffer.count
         }
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, np.ndarray) else float(value)
 
 
 def _fitted(value: Any, shape: tuple[int, ...]) -> Any:
