@@ -4,13 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types format sanitize clean
+.PHONY: demo test browser lint types format sanitize clean
 
 demo: $(READY)
 	$(BIN)/sparsight demo
 
-test: $(READY)
+test: $(READY) browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The page's tests drive a real browser. Where it is missing and can be installed it is; elsewhere they are
+# skipped, and the summary says so.
+browser:
+	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || { \
+	    echo "installing chromium for the tests of the page"; export DEBIAN_FRONTEND=noninteractive; \
+	    timeout 600 sh -c 'apt-get update && apt-get install -y --no-install-recommends chromium' >/dev/null 2>&1; \
+	} || echo "chromium could not be installed; the tests of the page will be skipped"
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -23,3 +23,14 @@ settings.load_profile("suite")
 def _seeded():
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Tests that no browser ran are said aloud: a green suite without them means less."""
+    missed = [r for r in terminalreporter.stats.get("skipped", []) if "chromium" in str(r.longrepr)]
+    if missed:
+        terminalreporter.write_line(
+            f"NOT RUN for lack of a browser: {len(missed)} tests. Install it: apt-get install -y chromium",
+            yellow=True,
+            bold=True,
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 
 def demo(*, seeds: int = 3, steps: int = 1500, density: float = 0.1) -> None:
@@ -17,6 +18,13 @@ def demo(*, seeds: int = 3, steps: int = 1500, density: float = 0.1) -> None:
     from sparsight.recipes.digits import demo as digits_demo
 
     digits_demo(seeds=seeds, steps=steps, density=density)
+
+
+def train() -> None:
+    """Train a recipe: images, a language model, a translator, ELECTRA, or one of your own."""
+    from sparsight.recipes.command import main as command
+
+    sys.exit(command(sys.argv[2:]))
 
 
 def bench(
@@ -78,6 +86,61 @@ def doctor(
         sys.exit(examine(runs, baseline=baseline, as_data=json))
 
 
+def watch(
+    runs: Path = Path("runs"), /, *, host: str = "127.0.0.1", port: int = 8765, token: str | None = None
+) -> None:
+    """Serve a page that follows the runs of a folder while they train.
+
+    Args:
+        runs: A folder with runs in it, or one run.
+        host: Address to listen on. Anything but this machine alone needs a token; one is made up and printed.
+        port: 0 takes any that is free.
+        token: What a browser has to bring along once; SPARSIGHT_TOKEN does the same.
+    """
+    from sparsight.report.serve import serve
+
+    serve(runs, host=host, port=port, token=token)
+
+
+def report(run: Path, /, *, out: Path | None = None) -> None:
+    """Write one HTML file about a run: verdict, numbers, findings, charts. It opens without a network.
+
+    Args:
+        run: The folder of a run.
+        out: Where to; report.html in the run's folder by default.
+    """
+    from sparsight.report.single import write_report
+
+    print(f"written: {write_report(run, out)}")
+
+
+def compare(runs: tuple[Path, ...], /, *, out: Path = Path("compare.html")) -> None:
+    """Compare runs at equal steps, equal FLOPs and equal time; seeds of one setting count as one.
+
+    Args:
+        runs: The folders of two runs or more.
+        out: Where the curves go.
+    """
+    from sparsight.report.compare import write_comparison
+
+    print(write_comparison(runs, out))
+    print(f"\nwritten: {out}")
+
+
+def export(run: Path, /, *, to: Literal["csv", "jsonl"] = "csv", out: Path | None = None) -> None:
+    """Write all records of a run as CSV or JSON lines.
+
+    Args:
+        run: The folder of a run.
+        to: The format. CSV has a line for every number, and events in a file of their own.
+        out: Where to; a file in the run's folder by default.
+    """
+    from sparsight.report.export import export_run
+
+    for path in export_run(run, to, out):
+        print(f"written: {path}")
+
+
 def version() -> None:
     """Print the version of Sparsight, torch and Python."""
     import platform
@@ -93,13 +156,29 @@ def main() -> None:
     except ImportError:
         sys.exit("the command line needs the extra: pip install 'sparsight[app]'")
     try:
+        if sys.argv[1:2] == ["train"]:  # its options follow from the recipe that comes next
+            train()
         tyro.extras.subcommand_cli_from_dict(
-            {"demo": demo, "bench": bench, "doctor": doctor, "version": version},
+            {
+                "demo": demo,
+                "train": train,
+                "watch": watch,
+                "report": report,
+                "compare": compare,
+                "export": export,
+                "bench": bench,
+                "doctor": doctor,
+                "version": version,
+            },
             prog="sparsight",
             description="Sparse training in PyTorch.",
         )
     except ValueError as error:
-        sys.exit(f"sparsight: {error}")
+        print(f"sparsight: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written to
+        print(f"sparsight: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 
