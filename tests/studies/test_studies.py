@@ -60,8 +60,8 @@ def test_the_command_runs_a_study_of_paths_and_reads_the_load(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("what goes around comes around. " * 200)
-    words = f"balance --text {text} --width 32 --experts 4 --steps 20 --batch 4 --seeds 1 --out {tmp_path / 'out'}"
-    assert main(words.split()) == 0
+    small = "--width 32 --experts 4 --steps 20 --batch 4 --seeds 1"
+    assert main(["balance", "--text", str(text), *small.split(), "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
     assert "load_cv" in told
     assert "–" not in told.split("load_cv")[1].split("\n\n")[0]
@@ -78,4 +78,6 @@ def test_every_study_lists_its_knobs(name: str, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as exit_:
         main([name, "--help"])
     assert exit_.value.code == 0
-    assert "--steps" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "--steps" in told
+    assert "--seeds" in told

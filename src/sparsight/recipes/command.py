@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import shlex
 import signal
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,6 +16,7 @@ import tyro
 
 from sparsight.recipes import find, stored
 from sparsight.recipes.find import Recipe
+from sparsight.recipes.signature import knobs_of
 from sparsight.recipes.stored import Stored
 from sparsight.recipes.training import Training
 
@@ -38,6 +38,7 @@ class Options:
         evaluations: How often quality is measured, evenly spaced, the last time at the end.
         checkpoint_every: Steps between checkpoints on the way; 0 saves at the end and on Ctrl-C alone.
         watch_every: Steps between two readings of the training's dynamics; 0 does not watch.
+        act: Do what the rules advise where something is wrong; without it they only say so.
         threads: Threads of torch; 0 leaves the choice to it.
         quiet: Print the result alone.
     """
@@ -46,6 +47,7 @@ class Options:
     evaluations: int = 4
     checkpoint_every: int = 0
     watch_every: int = 10
+    act: bool = False
     threads: int = 0
     quiet: bool = False
 
@@ -72,26 +74,11 @@ def _command(name: str, recipe: Recipe) -> Callable[..., int]:
 
     command.__doc__ = inspect.getdoc(recipe)
     command.__annotations__ = {
-        "knobs": Annotated[dict[str, Any], tyro.conf.arg(constructor=_collect(recipe), name="")],
+        "knobs": Annotated[dict[str, Any], tyro.conf.arg(constructor=knobs_of(recipe), name="")],
         "options": Annotated[Options, tyro.conf.arg(name="")],
         "return": int,
     }
     return command
-
-
-def _collect(recipe: Recipe) -> Callable[..., dict[str, Any]]:
-    """A function with the recipe's signature that returns the knobs and does nothing."""
-
-    def knobs(**chosen: Any) -> dict[str, Any]:
-        return chosen
-
-    hints = typing.get_type_hints(recipe, include_extras=True)
-    signature = inspect.signature(recipe)
-    parameters = [knob.replace(annotation=hints[name]) for name, knob in signature.parameters.items()]
-    knobs.__signature__ = signature.replace(parameters=parameters, return_annotation=dict)  # type: ignore[attr-defined]
-    knobs.__annotations__ = {**{name: hints[name] for name in signature.parameters}, "return": dict}
-    knobs.__doc__ = recipe.__doc__
-    return knobs
 
 
 def _start(name: str, recipe: Recipe, knobs: Mapping[str, Any], options: Options) -> int:
@@ -154,6 +141,7 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
         evaluations=options.evaluations,
         checkpoint_every=options.checkpoint_every,
         watch_every=options.watch_every,
+        act=options.act,
         config={"recipe": about.recipe, "quality": training.main, **stored.flat(about.knobs)},
         quiet=options.quiet,
     )
@@ -163,7 +151,12 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
         return 128 + outcome.stopped_by
     name = about.recipe.rpartition(":")[2]
     result = numbers(outcome.metrics) or "done"
-    print(f"{name}: {result} after {outcome.steps} steps, {outcome.seconds:.1f} s of training, in {run}")
+    print(
+        f"{name}: {result} after {outcome.steps} steps, {outcome.seconds:.1f} s of training, "
+        f"{outcome.verdict + ', ' if outcome.verdict else ''}in {run}"
+    )
+    if outcome.verdict not in ("", "healthy"):
+        print(f"`sparsight doctor {shlex.quote(str(run))}` says more")
     return 0 if outcome.stopped_by is None else 128 + signal.Signals(outcome.stopped_by)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
 
 from sparsight.recipes.find import nearest
+from sparsight.recipes.signature import knobs_of
 from sparsight.studies import questions
 from sparsight.studies.trial import Study, report, run
 
@@ -17,44 +22,59 @@ OURS: dict[str, Callable[..., Study]] = {
     "balance": questions.balance,
 }
 
+_FLAT = (tyro.conf.OmitArgPrefixes,)
+_ABOUT = (
+    "Put a published claim to the test: every arm with every seed, judged seed by seed. "
+    "`sparsight study NAME --help` lists its knobs."
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of every study.
+
+    Args:
+        seeds: Runs of each arm.
+        out: Folder of the runs, by default runs/study/NAME; what is finished there is not run again.
+    """
+
+    seeds: int = 3
+    out: Path | None = None
+
 
 def main(arguments: Sequence[str]) -> int:
     """What follows `sparsight study`; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
-        commands = {name: make for name, make in OURS.items()}
+        commands = {name: _command(name, make) for name, make in OURS.items()}
         tyro.extras.subcommand_cli_from_dict(
-            commands,
-            args=arguments or ["--help"],
-            prog="sparsight study",
-            description="Put a published claim to the test: every arm with every seed, judged seed by seed.",
+            commands, args=arguments or ["--help"], prog="sparsight study", description=_ABOUT, config=_FLAT
         )
     name, *rest = arguments
     if name not in OURS:
         raise ValueError(f"there is no study '{name}'{nearest(name, OURS)} There are {', '.join(OURS)}")
-    options, left = _options(name, rest)
-    study = tyro.cli(OURS[name], args=left, prog=f"sparsight study {name}")
-    seeds, out = options
-    results = run(study, seeds, out, also=questions.load_of)
+    return int(tyro.cli(_command(name, OURS[name]), args=rest, prog=f"sparsight study {name}", config=_FLAT))
+
+
+def _command(name: str, make: Callable[..., Study]) -> Callable[..., int]:
+    """A function whose arguments are the study's knobs and the options of every study."""
+
+    def command(*, knobs: Any, options: Any) -> int:
+        return _start(make(**knobs), options)
+
+    command.__doc__ = inspect.getdoc(make)
+    command.__annotations__ = {
+        "knobs": Annotated[dict[str, Any], tyro.conf.arg(constructor=knobs_of(make), name="")],
+        "options": Annotated[Options, tyro.conf.arg(name="")],
+        "return": int,
+    }
+    return command
+
+
+def _start(study: Study, options: Options) -> int:
+    out = options.out or Path("runs/study") / study.name
+    results = run(study, options.seeds, out, also=questions.load_of)
     text = report(study, results)
     (out / "study.txt").write_text(text + "\n")
     print(text)
-    print(f"\nevery run is in {out}: sparsight compare {out}/*-0")
+    print(f"\nevery run is in {out}; for their curves: sparsight compare {shlex.quote(str(out))}/*-[0-9]")
     return 0
-
-
-def _options(name: str, words: Sequence[str]) -> tuple[tuple[int, Path], list[str]]:
-    """The options of every study, apart from the knobs of this one."""
-
-    def options(*, seeds: int = 3, out: Path = Path("runs/study") / name) -> tuple[int, Path]:
-        """How the study is run.
-
-        Args:
-            seeds: Runs of each arm.
-            out: Folder of the runs; what is finished there is not run again.
-        """
-        return seeds, out
-
-    if "--help" in words or "-h" in words:
-        return (0, Path()), list(words)
-    found, left = tyro.cli(options, args=words, return_unknown_args=True)
-    return found, left
