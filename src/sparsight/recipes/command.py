@@ -39,6 +39,7 @@ class Options:
         checkpoint_every: Steps between checkpoints on the way; 0 saves at the end and on Ctrl-C alone.
         watch_every: Steps between two readings of the training's dynamics; 0 does not watch.
         act: Do what the rules advise where something is wrong; without it they only say so.
+        report: Write report.html into the run's folder at the end and on Ctrl-C, where the run was watched.
         threads: Threads of torch; 0 leaves the choice to it.
         quiet: Print the result alone.
     """
@@ -48,6 +49,7 @@ class Options:
     checkpoint_every: int = 0
     watch_every: int = 10
     act: bool = False
+    report: bool = True
     threads: int = 0
     quiet: bool = False
 
@@ -145,6 +147,8 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
         config={"recipe": about.recipe, "quality": training.main, **stored.flat(about.knobs)},
         quiet=options.quiet,
     )
+    if options.report and options.watch_every:
+        _report(run, options.quiet)
     if outcome.stopped_by is not None and outcome.step < outcome.steps:
         print(f"stopped after step {outcome.step} of {outcome.steps}; everything is saved. Go on with")
         print(f"  sparsight train --resume {shlex.quote(str(run))}")
@@ -158,6 +162,18 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
     if outcome.verdict not in ("", "healthy"):
         print(f"`sparsight doctor {shlex.quote(str(run))}` says more")
     return 0 if outcome.stopped_by is None else 128 + signal.Signals(outcome.stopped_by)
+
+
+def _report(run: Path, quiet: bool) -> None:
+    from sparsight.report.single import write_report
+
+    try:
+        write_report(run, run / "report.html")
+    except ValueError as error:  # the run itself is safe: the checkpoint came first
+        print(f"no report: {error}")
+        return
+    if not quiet:
+        print(f"report: {run / 'report.html'}")
 
 
 def _free(folder: Path, name: str) -> Path:
