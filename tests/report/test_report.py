@@ -106,6 +106,23 @@ def test_the_comparison_prints_a_table_and_writes_the_overlays(tmp_path):
     assert [t["name"] for t in lines_of_first] == ["a", "b"]
 
 
+def test_speed_bought_with_quality_is_said():
+    def told(seconds, accuracy):
+        found = []
+        for step in range(10, 501, 10):
+            found += [
+                Record(step, "log/accuracy", "", accuracy),
+                Record(step, "run/time", "", step * seconds),
+                Record(step, "run/step_seconds", "", seconds),
+            ]
+        return collect(found, {"config": {"seconds": seconds}})
+
+    groups = sides.group({"fast": told(0.01, 0.5), "slow": told(0.02, 0.9)})
+    (remark,) = compare.remarks(groups)
+    assert remark.startswith("fast beside slow: steps are 2.00 times as fast")
+    assert remark in compare.text(groups)
+
+
 def test_a_comparison_needs_two_different_runs(tmp_path):
     run = small(tmp_path / "a", steps=20)
     with pytest.raises(ValueError, match="two runs or more, got 1"):

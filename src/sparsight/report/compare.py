@@ -9,6 +9,7 @@ from typing import Any
 from sparsight.dynamics.history import History
 from sparsight.dynamics.reading import store_of
 from sparsight.dynamics.sampling import sample
+from sparsight.health.diagnose import compare as rules
 from sparsight.report import html, words
 from sparsight.report.figures.comparing import overlay
 from sparsight.report.runs import progress
@@ -25,7 +26,7 @@ from sparsight.report.sides import (
 )
 
 POINTS = 2000
-_NEEDED = ("run/time", "sparse/flops_ratio")
+_NEEDED = ("run/time", "run/step_seconds", "sparse/flops_ratio")
 
 
 def read_runs(runs: Sequence[Path | str]) -> dict[str, History]:
@@ -85,7 +86,20 @@ def text(groups: Sequence[Group]) -> str:
             for row in rows
         ]
         parts.append("\n".join([_printable(metric), *map(_printable, lines)]))
+    parts += [_printable(remark) for remark in remarks(groups)]
     return "\n\n".join(parts) if parts else "these runs have logged nothing in common"
+
+
+def remarks(groups: Sequence[Group]) -> list[str]:
+    """What the rules over two runs say about each group beside each other one, by their first runs."""
+    firsts = [(g.label, next(iter(g.runs.values()))) for g in groups]
+    return [
+        f"{label} beside {other}: {finding.message.removeprefix('the model: ')}"
+        for label, history in firsts
+        for other, baseline in firsts
+        if label != other
+        for finding in rules(history, baseline)
+    ]
 
 
 def _printable(line: str) -> str:
@@ -114,11 +128,12 @@ def compare_html(runs: Mapping[str, History]) -> str:
         )
     seeds = any(len(g.runs) > 1 for g in groups)
     said = "Bands are one standard deviation over seeds. " if seeds else ""
+    warnings = "".join(f'<p class="trouble">{html.safe(remark)}</p>' for remark in remarks(groups))
     body = (
         f"{html.bar('Sparsight comparison')}<main><h1>{len(runs)} runs</h1>"
         f'<p class="note">{said}The dotted line is as far as all runs have come. '
         "FLOPs are counted in steps of each run's own dense model.</p>"
-        f"{''.join(sections)}{_differences(groups)}</main>"
+        f"{warnings}{''.join(sections)}{_differences(groups)}</main>"
     )
     return html.document("Comparison – Sparsight", body, {"templates": html.templates(), "figures": figures})
 
