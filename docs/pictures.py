@@ -38,9 +38,16 @@ def train(run: Path, *, seed: int = 0, sparse: bool = True, ill: bool = False) -
     balance = () if ill else sp.SwitchLoss()
     experts = sp.MoE(128, 128, experts=8, estimator=sp.SparseMixer(), balance=balance)
     middle: nn.Module = experts if sparse else nn.Linear(128, 128)
-    model = nn.Sequential(
-        nn.Linear(64, 128), nn.ReLU(), middle, nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
-    )
+    model = nn.Sequential()
+    for name, layer in (
+        ("first", nn.Linear(64, 128)),
+        ("middle", middle),
+        ("hidden", nn.Linear(128, 128)),
+        ("last", nn.Linear(128, 10)),
+    ):
+        model.add_module(name, layer)
+        if name != "last":
+            model.add_module(f"{name}_relu", nn.ReLU())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     if sparse:
         sp.sparsify(model, optimizer, density=0.2, method=sp.rigl(steps=STEPS, every=50))
@@ -100,7 +107,7 @@ def main() -> None:
         light.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/#collapse")
         light.wait_for_selector("#chart-loss .main-svg")
         light.wait_for_timeout(8000)  # until the rules have looked at all of them
-        shoot(light, "page", 1500)
+        shoot(light, "page", 1650)
         dark = browser.new_page(color_scheme="dark")
         dark.goto(report.as_uri())
         dark.wait_for_selector("#chart-loss .main-svg")

@@ -25,8 +25,9 @@ from sparsight.report.sides import (
     value_at,
 )
 
-POINTS = 2000
-_NEEDED = ("run/time", "run/step_seconds", "sparse/flops_ratio")
+
+def _needed(name: str) -> bool:
+    return name.startswith("log/") or name in ("run/time", "run/step_seconds", "sparse/flops_ratio")
 
 
 def read_runs(runs: Sequence[Path | str]) -> dict[str, History]:
@@ -43,7 +44,8 @@ def read_runs(runs: Sequence[Path | str]) -> dict[str, History]:
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
     return {
-        name: sample(folder, lambda n: n.startswith("log/") or n in _NEEDED, points=POINTS)
+        # Whole series: the running mean of a thinned one, which keeps extremes, would not be theirs.
+        name: sample(folder, _needed, points=None)
         for name, folder in zip(names, folders, strict=True)
     }
 
