@@ -55,7 +55,7 @@ def test_a_mistyped_option_suggests_the_right_one():
 
 def test_a_bad_value_is_one_sentence_and_not_a_traceback():
     done = run(sys.executable, "-m", "sparsight.cli", "demo", "--density", "3")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.strip() == "sparsight: density must lie in (0, 1], got 3.0"
 
 

@@ -20,6 +20,20 @@ def demo(*, seeds: int = 3, steps: int = 1500, density: float = 0.1) -> None:
     digits_demo(seeds=seeds, steps=steps, density=density)
 
 
+def train() -> None:
+    """Train a recipe: images, a language model, a translator, ELECTRA, or one of your own."""
+    from sparsight.recipes.command import main as command
+
+    sys.exit(command(sys.argv[2:]))
+
+
+def study() -> None:
+    """Put a published claim to the test: connections, gradients or balance."""
+    from sparsight.studies.command import main as command
+
+    sys.exit(command(sys.argv[2:]))
+
+
 def bench(
     *,
     out: Path = Path("runs/bench"),
@@ -51,17 +65,32 @@ def bench(
         console.print(f"written: {path}")
 
 
-def doctor(*, system: bool = True) -> None:
-    """Say what runs on this machine.
+def doctor(
+    runs: tuple[Path, ...] = (),
+    /,
+    *,
+    system: bool = False,
+    json: bool = False,
+    baseline: Path | None = None,
+) -> None:
+    """Say what is wrong with a run, since when, and what one can do; or what runs on this machine.
+
+    Exits with 1 where something must be acted on, and with 2 where a folder holds no run.
 
     Args:
-        system: Python, torch, kernels, instruction sets and threads; so far the only thing it looks at.
+        runs: Folders of runs that sp.watch wrote.
+        system: Python, torch, kernels, instruction sets and threads; also where no run is given.
+        json: Print the findings as JSON.
+        baseline: A run to compare with: was speed bought with quality?
     """
-    if not system:
-        raise ValueError("doctor: there is nothing but the system to look at so far")
-    from sparsight.kernels.system import report
+    if system or not runs:
+        from sparsight.kernels.system import report
 
-    print(report())
+        print(report())
+    if runs:
+        from sparsight.health.doctor import examine
+
+        sys.exit(examine(runs, baseline=baseline, as_data=json))
 
 
 def watch(
@@ -110,13 +139,12 @@ def export(run: Path, /, *, to: Literal["csv", "jsonl"] = "csv", out: Path | Non
 
     Args:
         run: The folder of a run.
-        to: The format. CSV has a line for every number, and events in a file of their own.
+        to: The format. CSV has a line for every number.
         out: Where to; a file in the run's folder by default.
     """
     from sparsight.report.export import export_run
 
-    for path in export_run(run, to, out):
-        print(f"written: {path}")
+    print(f"written: {export_run(run, to, out)}")
 
 
 def version() -> None:
@@ -134,22 +162,32 @@ def main() -> None:
     except ImportError:
         sys.exit("the command line needs the extra: pip install 'sparsight[app]'")
     try:
+        if sys.argv[1:2] == ["train"]:  # its options follow from the recipe that comes next
+            train()
+        if sys.argv[1:2] == ["study"]:
+            study()
         tyro.extras.subcommand_cli_from_dict(
             {
                 "demo": demo,
+                "train": train,
                 "watch": watch,
                 "report": report,
                 "compare": compare,
                 "export": export,
                 "bench": bench,
                 "doctor": doctor,
+                "study": study,
                 "version": version,
             },
             prog="sparsight",
             description="Sparse training in PyTorch.",
         )
     except ValueError as error:
-        sys.exit(f"sparsight: {error}")
+        print(f"sparsight: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written to
+        print(f"sparsight: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -329,6 +329,24 @@ class Sparsifier:
             layer.weight.rewire(rewiring.after, rewiring.source, grown, slots)
         layer.explored.add(layer.topology)
 
+    @torch.no_grad()
+    def move(self, name: str, rewiring: Rewiring, grown: Tensor | None = None) -> None:
+        """Take one layer to another topology outside the method's schedule; its budget follows.
+
+        Kept weights and their optimizer state go along; new ones start at zero, or at `grown`.
+        """
+        layer = self.layers[name]
+        if self.method.latent is not None:
+            raise ValueError(f"layer '{name}': {self.method.name} chooses topologies from its latent weights")
+        change = rewiring.after.nnz - layer.target
+        layer.target, layer.budget = layer.target + change, layer.budget + change
+        for hook in self._update_hooks.values():
+            hook(layer, rewiring)
+        slots = layer.slots({} if self.optimizer is None else self.optimizer.state)
+        layer.weight.rewire(rewiring.after, rewiring.source, grown, slots)
+        layer.explored.add(layer.topology)
+        self._prepare_next()
+
 
 def mean_over_ranks(tensor: Tensor) -> Tensor:
     """The mean of g itself, not of |g|, over all ranks: every rank then makes the same choice."""

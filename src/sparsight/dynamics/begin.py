@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparsight.dynamics import subject
+from sparsight.dynamics.hugging_face import hugging_face
 from sparsight.dynamics.routes import Adapter, routed
 from sparsight.dynamics.store import FILE, Store, StoreError
 from sparsight.dynamics.watch import Sink, Watch
@@ -32,7 +33,8 @@ def watch(
 
     Every `every` optimizer steps a reading is written to `run`/run.sqlite: what docs/dynamics.md lists, for
     the sparse layers, routed layers and dense layers it finds. Call it after `sp.sparsify`. Where the folder
-    holds a run already, the new one goes beside it (name-2, name-3 …: `watch.run`) unless `resume` is set.
+    holds a run already, the new one goes beside it (name-2, name-3 …: `watch.run`) unless `resume` is set:
+    then it goes on after its last step, or after the one of `watch.load_state_dict`.
 
     >>> import sparsight as sp, tempfile
     >>> moe = sp.MoE(8, 16, experts=4)
@@ -63,14 +65,16 @@ def watch(
             optimizer,
             store,
             every=every,
-            adapters=(*adapters, routed),
-            sinks=sinks,
+            adapters=(*adapters, routed, hugging_face),
+            sinks=sinks if store is not None else (),
             config=config or {},
         )
     except BaseException:
         if store is not None:
             store.close()
         raise
+    if resume:
+        made.go_on()
     if not made.routes and made.sparsifier is None:
         warnings.warn(
             "watch: nothing in this model is sparse (no sp.sparsify on this optimizer, no routed layer); "

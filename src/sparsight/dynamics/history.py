@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,20 @@ class History:
         return History(cut, self.meta, tuple(e for e in self.events if e.step <= step))
 
 
+def stacked(values: Sequence[Any]) -> NDArray[np.float64]:
+    """Numbers as [n]; vectors as [n, width], the shorter ones filled up with NaN.
+
+    >>> stacked([np.ones(1), np.ones(2)]).tolist()
+    [[1.0, nan], [1.0, 1.0]]
+    """
+    widths = {len(value) if isinstance(value, np.ndarray) else -1 for value in values}
+    if len(widths) > 1:
+        most = max(widths)
+        rows = [np.atleast_1d(np.asarray(value, np.float64)) for value in values]
+        values = [np.pad(row, (0, most - len(row)), constant_values=np.nan) for row in rows]
+    return np.array(values, np.float64)
+
+
 def collect(
     records: Iterable[Record], meta: Mapping[str, Any] | None = None, events: Iterable[Event] = ()
 ) -> History:
@@ -94,5 +108,5 @@ def collect(
     series = {}
     for key, values in grouped.items():
         steps = np.array(sorted(values), np.int64)
-        series[key] = Series(steps, np.array([values[step] for step in steps.tolist()], np.float64))
+        series[key] = Series(steps, stacked([values[step] for step in steps.tolist()]))
     return History(series, {} if meta is None else meta, tuple(events))

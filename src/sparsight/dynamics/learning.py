@@ -1,7 +1,7 @@
 """Who learns: update frequency, gradient norms and signal-to-noise, effective learning rate, similarity.
 
-The probes look at gradients after the optimizer's step, so at the ones it used, and at a sample of the
-weights before and after it.
+The probes look at gradients after the optimizer's step, so at the ones it used (a fused optimizer under a
+GradScaler has written them back unscaled), and at a sample of the weights before and after it.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ class PathLearning:
         """Remember the weights."""
         self.samples.remember()
 
-    def read(self, step: int, rates: Rates, scale: float) -> list[Record]:
+    def read(self, step: int, rates: Rates) -> list[Record]:
         """After the step."""
         where, family = self.route.name, self.route.family
         found: list[Record] = []
         if self.router:
-            norm = float(norms([self.router], scale)[0])
+            norm = float(norms([self.router])[0])
             found.append(Record(step, f"{family}/router_grad_norm", where, norm))
         if not self.units:
             return found
-        self.samples.take(scale, counts_absence=True)
+        self.samples.take(counts_absence=True)
         vectors = {
-            "grad_norm": norms(self.units, scale),
+            "grad_norm": norms(self.units),
             "grad_snr": self.samples.snr(),
             "effective_lr": _relative(_per_rate(self.samples.moved(), self.units, rates)),
         }
@@ -115,11 +115,11 @@ class LayerLearning:
         """Remember the weights."""
         self.samples.remember()
 
-    def read(self, step: int, rates: Rates, scale: float) -> list[Record]:
+    def read(self, step: int, rates: Rates) -> list[Record]:
         """After the step."""
         samples = self.samples
-        samples.take(scale, counts_absence=False)
-        grads, weights = norms(list(self.units.values()), scale), samples.weight_norms()
+        samples.take(counts_absence=False)
+        grads, weights = norms(list(self.units.values())), samples.weight_norms()
         relative = _relative(_per_rate(samples.moved(), list(self.units.values()), rates))
         frequency = samples.frequency()
         mean = samples.mean_of(frequency)

@@ -19,10 +19,22 @@ from sparsight.moe.layer import MoE
 
 @dataclass(frozen=True)
 class Part:
-    """A parameter, or one slice of it along its first dimension, that belongs to one expert."""
+    """A parameter, or one of `of` equal slices along its first dimension, belonging to one expert."""
 
     param: nn.Parameter
     index: int | None = None
+    of: int | None = None
+    """How many slices there are; the length of the first dimension where it is not said."""
+
+    @property
+    def numel(self) -> int:
+        """How many weights it has."""
+        whole = self.param.numel()
+        return whole if self.index is None else whole // (self.of or self.param.shape[0])
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """Its share of a tensor that has the parameter's shape."""
+        return tensor if self.index is None else tensor.reshape(self.of or tensor.shape[0], -1)[self.index]
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,8 @@ class Seen:
     """[T, E] what the router said."""
     prob: Tensor | None = None
     """[T, E] its probabilities, where they are not the softmax of the logits."""
-    dropped: int = 0
+    dropped: int | Tensor = 0
+    """How many assignments were dropped for lack of capacity, or [N] which."""
     alone: int | None = None
     """How many tokens had one expert left after SparseMixer's mask."""
     real: Tensor | None = None
@@ -78,6 +91,8 @@ class Route:
     run: Callable[[Tensor], Tensor] | None = None
     """[n, dim] → [E, n, dim]: every expert on the same tokens, for comparing what they do."""
     family: str = "moe"
+    padded: bool = False
+    """Whether padding reaches the module unmarked, to be taken out by the model's attention mask."""
     about: dict[str, Any] = field(default_factory=dict)
 
 
@@ -100,6 +115,8 @@ def _moe(name: str, module: MoE) -> Route:
     def run(rows: Tensor) -> Tensor:
         modes = [expert.training for expert in module.experts]
         try:
+            # Under autocast the rows came in another type than the weights have.
+            rows = rows.to(next((p.dtype for p in module.experts.parameters()), rows.dtype))
             return torch.stack([expert.eval()(rows) for expert in module.experts])
         finally:
             for expert, mode in zip(module.experts, modes, strict=True):
@@ -194,7 +211,7 @@ def where_logits(
                 f"where_logits: '{name}' ({type(module).__name__}) has no matrix to tell the number of "
                 "experts by; pass parts=, one list of parts for each expert"
             )
-        return Route(name, module, len(owned) or widths[0], k, see, params, owned)
+        return Route(name, module, len(owned) or widths[0], k, see, params, owned, padded=True)
 
     return adapt
 

@@ -43,10 +43,6 @@ def offsets(numel: int, salt: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(salt).integers(numel, size=size))
 
 
-def _size(part: Part) -> int:
-    return part.param.numel() if part.index is None else part.param[0].numel()
-
-
 class Samples:
     """Weights of several units (an expert or a layer each) that are followed."""
 
@@ -56,8 +52,8 @@ class Samples:
         self._unit_of_part = np.repeat(np.arange(self.units), [len(unit) for unit in units])
         # The same salt for the same part of every unit: experts are compared place by place.
         salts = [salt for unit in units for salt in range(len(unit))]
-        base = [0 if part.index is None else part.index * _size(part) for part in self.parts]
-        self._at = [offsets(_size(p), s) + b for p, s, b in zip(self.parts, salts, base, strict=True)]
+        base = [0 if part.index is None else part.index * part.numel for part in self.parts]
+        self._at = [offsets(p.numel, s) + b for p, s, b in zip(self.parts, salts, base, strict=True)]
         self._lay_out()
         length = self.starts[-1]
         self.before: Floats | None = None
@@ -99,15 +95,13 @@ class Samples:
         """Keep their values for `moved`."""
         self.before = self.weights()
 
-    def take(self, scale: float, *, counts_absence: bool) -> None:
+    def take(self, *, counts_absence: bool) -> None:
         """Read their gradients. An expert without one has learned nothing; a layer without one may have been
         rewired in place of a step, which is not held against it."""
         grads = [part.param.grad for part in self.parts]
         has = np.repeat(np.array([g is not None for g in grads], bool), np.diff(self.starts))
         new = 1 - _MEMORY
         grad = self._gather(grads)
-        if scale != 1:
-            grad /= scale
         counted = has | counts_absence
         self.readings[counted] = self.readings[counted] * _MEMORY + new
         self.present[counted] *= _MEMORY
@@ -140,7 +134,7 @@ class Samples:
         """For each unit, the norm of its weights, estimated from the sample."""
         squares = self.weights() ** 2
         lengths = np.diff(self.starts)
-        sizes = np.array([_size(part) for part in self.parts])
+        sizes = np.array([part.numel for part in self.parts])
         scale = np.repeat(sizes / np.maximum(lengths, 1), lengths)
         return np.sqrt(self._sum(squares * scale)).astype(np.float32)
 
@@ -166,14 +160,16 @@ class Samples:
 def _take(tensor: Tensor, at: NDArray[np.int64], out: Floats) -> None:
     """out = tensor.flatten()[at]."""
     tensor = tensor.detach()
-    if tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous():
-        np.take(tensor.numpy().reshape(-1), at, out=out, mode="clip")
+    if not tensor.numel():
+        out[:] = 0  # a layer that has no weights at present
+    elif tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous():
+        np.take(tensor.numpy().reshape(-1), at, out=out, mode="clip")  # shorter, until the sample is renewed
     else:
         picked = tensor.reshape(-1)[torch.from_numpy(at).to(tensor.device)]
         out[:] = picked.float().cpu().numpy()
 
 
-def norms(units: Sequence[Sequence[Part]], scale: float) -> Floats:
+def norms(units: Sequence[Sequence[Part]]) -> Floats:
     """For each unit, the norm of its whole gradient; 0 without one."""
     squares = np.zeros(len(units))
     sliced: dict[int, NDArray[np.float64]] = {}
@@ -186,7 +182,7 @@ def norms(units: Sequence[Sequence[Part]], scale: float) -> Floats:
                 squares[number] += float(torch.linalg.vector_norm(grad)) ** 2
                 continue
             if id(part.param) not in sliced:
-                each = torch.linalg.vector_norm(grad.reshape(len(grad), -1).float(), dim=1)
+                each = torch.linalg.vector_norm(grad.reshape(part.of or len(grad), -1).float(), dim=1)
                 sliced[id(part.param)] = each.double().cpu().numpy() ** 2
             squares[number] += sliced[id(part.param)][part.index]
-    return (np.sqrt(squares) / scale).astype(np.float32)
+    return np.sqrt(squares).astype(np.float32)

@@ -20,6 +20,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"the run folder {folder} cannot be made: {error}") from None
+        if self.file.exists():
+            _ours(self.file)  # before anything is written into another program's folder
         self._lock = _lock(folder)
         try:
             self._connection = _open(self.file)
@@ -107,20 +110,24 @@ class Store:
         self._if_old()
 
     def _if_old(self) -> None:
-        if time.monotonic() - self._written > self.patience:
+        # A disk that is full now will be in two seconds: the batch that waits grows, so try less often.
+        patience = 10 * self.patience if self._failing else self.patience
+        if time.monotonic() - self._written > patience:
             self.flush()
 
     def flush(self) -> None:
         """Write the batch. Where the disk is full, keep it and try again with the next one."""
         if os.getpid() != self._pid:
-            return  # a forked child holds a copy of this object, not the file
+            # A forked child holds a copy of this object, not the file.
+            self._records, self._events, self._meta = [], [], {}
+            return
         self._written = time.monotonic()
         if not (self._records or self._events or self._meta):
             return
         try:
             with self._connection:
                 self._write()
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             self._ids = {}
             self._complain(error)
             return
@@ -148,13 +155,13 @@ class Store:
             "INSERT INTO event (step, time, kind, rule, severity, place, message, data) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [
-                (e.step, e.time, e.kind, e.rule, e.severity, e.where, e.message, json.dumps(e.data))
+                (e.step, e.time, e.kind, e.rule, e.severity, e.where, e.message, _json(e.data))
                 for e in self._events
             ],
         )
         run(
             "INSERT OR REPLACE INTO meta VALUES (?, ?)",
-            [(key, json.dumps(value, default=str)) for key, value in self._meta.items()],
+            [(key, _json(value)) for key, value in self._meta.items()],
         )
 
     def _id(self, name: str, place: str) -> int:
@@ -164,7 +171,7 @@ class Store:
             found = self._ids[name, place] = int(row.lastrowid or 0)
         return found
 
-    def _complain(self, error: sqlite3.OperationalError) -> None:
+    def _complain(self, error: sqlite3.Error) -> None:
         if not self._failing:
             self._failing = True
             warnings.warn(
@@ -183,6 +190,15 @@ class Store:
             for table in ("scalar", "vector", "event"):
                 self._connection.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
 
+    def last(self) -> tuple[int, float]:
+        """The last step there is a number for, and the seconds that the run had taken by then."""
+        step = self._connection.execute("SELECT max(step) FROM scalar").fetchone()[0]
+        row = self._connection.execute(
+            "SELECT value FROM scalar JOIN series ON series = id WHERE name = 'run/time' "
+            "ORDER BY step DESC LIMIT 1"
+        ).fetchone()
+        return step or 0, 0.0 if row is None else row[0]
+
     def close(self) -> None:
         """Write what is left and let go of the file."""
         if os.getpid() != self._pid:
@@ -195,8 +211,24 @@ class Store:
 _MOST_KEPT = 200_000
 
 
+def _json(value: Any) -> str:
+    """JSON of what people put into configs and evidence: NumPy's and torch's numbers are numbers."""
+
+    def plain(other: Any) -> Any:
+        return other.tolist() if hasattr(other, "tolist") else str(other)
+
+    return json.dumps(dict(value) if isinstance(value, Mapping) else value, default=plain)
+
+
+def _ours(file: Path) -> None:
+    if file.is_file() and file.stat().st_size:
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            check(connection, file)
+
+
 def _open(file: Path) -> sqlite3.Connection:
     new = not file.exists() or file.stat().st_size == 0
+    connection = None
     try:
         connection = sqlite3.connect(file, check_same_thread=False)
         if new:
@@ -207,9 +239,13 @@ def _open(file: Path) -> sqlite3.Connection:
                 )
         else:
             check(connection, file)
-    except sqlite3.OperationalError as error:
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except (sqlite3.Error, StoreError) as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, StoreError):
+            raise
         raise StoreError(f"{file} cannot be written: {error}") from None
-    connection.execute("PRAGMA synchronous = NORMAL")
     return connection
 
 

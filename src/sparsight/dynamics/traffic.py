@@ -38,7 +38,7 @@ class Traffic:
         """Count a forward pass; look closer if the step ends in a reading."""
         load = seen.load()
         self._current = load if self._current is None else self._current + load
-        self._dropped += seen.dropped
+        self._dropped += int(seen.dropped.sum()) if isinstance(seen.dropped, Tensor) else seen.dropped
         if reading:
             sums = _sums(seen)
             self._sums = sums if self._sums is None else self._sums + sums
@@ -71,23 +71,26 @@ class Traffic:
 
     def read(self, step: int) -> list[Record]:
         """The records of the interval that ends here, over all ranks; then begin a new one."""
-        device = self._step_loads[0].device
+        # That of the router and not of the loads, which are on the CPU where nothing ran: ranks must agree.
+        device = next((p.device for p in self.route.router), self._step_loads[0].device)
         loads = world_sum(torch.stack([load.to(device) for load in self._step_loads])).cpu().numpy()
         dropped = int(world_sum(torch.tensor(self._dropped, device=device)))
         width = 8 + self.route.experts
         own = torch.zeros(width, device=device, dtype=torch.float64) if self._sums is None else self._sums
         sums = world_sum(own.clone()).cpu().numpy()
-        served = self.losses
+        served = self._served_everywhere(device)
         self._step_loads, self._dropped, self._sums = [], 0, None
         self.latest, self.losses = [], None
-        for load in loads:
+        for load in loads[loads.any(1)]:  # a step in which the layer did not run is held against nobody
             self.idle = np.where(load > 0, 0, self.idle + 1)
         if self.route.family == "depth":
             return self._depth(step, loads.sum(0), sums)
+        if not loads.any():
+            return []
         return [
             *self._load(step, loads, dropped),
             *self._gates(step, loads.sum(0), sums),
-            *self._served(step, served),
+            *self._served(step, *served),
         ]
 
     def _load(self, step: int, loads: NDArray[np.int64], dropped: int) -> list[Record]:
@@ -99,15 +102,14 @@ class Traffic:
             "update_freq": (loads > 0).mean(0).astype(np.float32),
             "dead_expert_frac": float((self.idle >= DEAD_AFTER).mean()),
         }
-        if total:
-            entropy = _entropy(load / total)
-            found |= {
-                "load_entropy": entropy / math.log(max(len(load), 2)),
-                "effective_experts": math.exp(entropy),
-                "load_cv": float(load.std() / mean),
-                "max_vio": float((load.max() - mean) / mean),
-                "drop_rate": dropped / total,
-            }
+        entropy = _entropy(load / total)
+        found |= {
+            "load_entropy": entropy / math.log(max(len(load), 2)),
+            "effective_experts": math.exp(entropy),
+            "load_cv": float(load.std() / mean),
+            "max_vio": float((load.max() - mean) / mean),
+            "drop_rate": dropped / total,
+        }
         return self._named(step, found)
 
     def _gates(self, step: int, load: NDArray[np.int64], sums: NDArray[np.float64]) -> list[Record]:
@@ -128,10 +130,14 @@ class Traffic:
             found["singleton_frac"] = sums[5] / tokens
         return self._named(step, found)
 
-    def _served(self, step: int, served: tuple[Tensor, Tensor] | None) -> list[Record]:
-        if served is None:
+    def _served_everywhere(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Sum and number of the losses of each expert's tokens over all ranks, told on each or not."""
+        told = self.losses or (torch.zeros(self.route.experts), torch.zeros(self.route.experts))
+        return world_sum(told[0].to(device, torch.float64)), world_sum(told[1].to(device, torch.float64))
+
+    def _served(self, step: int, total: Tensor, count: Tensor) -> list[Record]:
+        if not count.any():
             return []
-        total, count = (world_sum(part.clone().double()) for part in served)
         return self._named(step, {"expert_loss": (total / count).cpu().numpy().astype(np.float32)})
 
     def _depth(self, step: int, load: NDArray[np.int64], sums: NDArray[np.float64]) -> list[Record]:

@@ -20,11 +20,13 @@ from sparsight.dynamics import subject
 from sparsight.dynamics.about import about_run
 from sparsight.dynamics.connections import Connections
 from sparsight.dynamics.cost import Cost
+from sparsight.dynamics.hooks import Hook, Padding
 from sparsight.dynamics.learning import PathLearning, learning_rates, mean_cosine
 from sparsight.dynamics.records import Event, Record
 from sparsight.dynamics.routes import Adapter, Route, find_routes
 from sparsight.dynamics.store import Store
 from sparsight.dynamics.traffic import Traffic
+from sparsight.moe.balancers import world_sum
 from sparsight.moe.ledger import recomputing
 
 OUTPUTS_EVERY = 10
@@ -73,10 +75,12 @@ class Watch:
         self._passes = 0
         self._complained: set[str] = set()
         self._hooks = {
-            route.name: route.module.register_forward_hook(self._hook(route), with_kwargs=True)
+            route.name: route.module.register_forward_hook(Hook(self._hook(route)), with_kwargs=True)
             for route in self.routes
         }
+        self._padding = Padding(model, self.routes)
         self._handles: list[Any] = [
+            *self._padding.handles,
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
@@ -125,8 +129,7 @@ class Watch:
         event = replace(event, time=event.time or time.perf_counter() - self._began)
         if self.store is not None:
             self.store.event(event)
-        for sink in self.sinks:
-            sink.event(event)
+        self._to_sinks(lambda sink: sink.event(event))
 
     # -- following -----------------------------------------------------------------------------
 
@@ -143,6 +146,7 @@ class Watch:
             seen = route.see(module, args, kwargs, output)
             if seen is None:
                 return
+            seen = self._padding.take_out(route, seen)
             reading = self._reading_next()
             traffic.passed(seen, reading)
             if reading and route.run is not None and self._readings % OUTPUTS_EVERY == 0 and args:
@@ -187,13 +191,11 @@ class Watch:
     def _read(self) -> None:
         now = time.perf_counter()
         rates = learning_rates(self.optimizer)
-        scale = getattr(self.optimizer, "grad_scale", None)
-        factor = 1.0 if scale is None else float(scale)
         found: list[Record] = []
         for traffic in self._traffic.values():
             found += traffic.read(self.step)
         for path in self._paths:
-            found += path.read(self.step, rates, factor)
+            found += path.read(self.step, rates)
         found += self._outputs()
         if self.connections is not None:
             changed = self.connections.changed()
@@ -201,7 +203,7 @@ class Watch:
             if self._cost is not None:
                 found.append(Record(self.step, "sparse/flops_ratio", "", self._cost.ratio()))
             self._layers_renewed(changed)
-        found += self._layers.read(self.step, rates, factor)
+        found += self._layers.read(self.step, rates)
         found += subject.means(self.step, found)
         found += [
             Record(self.step, "run/time", "", now - self._began),
@@ -245,8 +247,19 @@ class Watch:
     def _emit(self, records: list[Record]) -> None:
         if self.store is not None:
             self.store.append(records)
-        for sink in self.sinks:
-            sink.write(records)
+        self._to_sinks(lambda sink: sink.write(records))
+
+    def _to_sinks(self, send: Callable[[Sink], None]) -> None:
+        """A sink that fails is let go: a network that is down does not end the training."""
+        for sink in list(self.sinks):
+            try:
+                send(sink)
+            except Exception as error:
+                self.sinks.remove(sink)
+                what = (
+                    f"{type(sink).__name__} failed and gets no more records: {type(error).__name__}: {error}"
+                )
+                self._complain(f"sink {id(sink)}", f"watch: the sink {what}")
 
     # -- ending and going on -------------------------------------------------------------------
 
@@ -262,6 +275,14 @@ class Watch:
                 self._traffic[name].idle = np.array(idle, np.int64)
         if self.store is not None:
             self.store.trim(self.step)
+            self._began = time.perf_counter() - self.store.last()[1]
+
+    def go_on(self) -> None:
+        """Go on after the last step that the store holds, on all processes alike."""
+        step, seconds = (0, 0.0) if self.store is None else self.store.last()
+        device = next((p.device for p in self.model.parameters()), None)
+        self.step = int(world_sum(torch.tensor(step, device=device)))
+        self._began = time.perf_counter() - seconds
 
     def close(self) -> None:
         """Write what is left and let go of model and optimizer."""
@@ -271,8 +292,7 @@ class Watch:
             self.connections.handle.remove()
         if self._cost is not None:
             self._cost.stop()
-        for sink in self.sinks:
-            sink.close()
+        self._to_sinks(lambda sink: sink.close())
         if self.store is not None:
             self.store.describe(finished=time.time(), last_step=self.step)
             self.store.close()

@@ -22,10 +22,13 @@ def diagnose(history: History, rules: Sequence[Rule] = ALL) -> list[Finding]:
     >>> print(diagnose(history)[0].message)
     the model: the loss is NaN since step 10.
     """
-    return by_urgency(finding for rule in rules for finding in rule(history))
+    with np.errstate(all="ignore"):  # runs with NaN and infinity are what rules are for
+        return by_urgency(finding for rule in rules for finding in rule(history))
 
 
-def compare(history: History, baseline: History, rules: Sequence[Comparison] = COMPARISONS) -> list[Finding]:
+def compare_runs(
+    history: History, baseline: History, rules: Sequence[Comparison] = COMPARISONS
+) -> list[Finding]:
     """What the rules over two runs find in a run beside its baseline."""
     return by_urgency(finding for rule in rules for finding in rule(history, baseline))
 
@@ -51,7 +54,11 @@ def replay(history: History, rules: Sequence[Rule] = ALL, *, looks: int = 200) -
     evenly spaced, and for what is new at one of them the exact reading is searched for. What came and went
     between two looks can escape; what lasts does not.
     """
-    steps = _reading_steps(history)
+    with np.errstate(all="ignore"):
+        return _replay(history, rules, _reading_steps(history), looks)
+
+
+def _replay(history: History, rules: Sequence[Rule], steps: NDArray[np.int64], looks: int) -> list[Episode]:
     if not len(steps):
         return []
     places = np.unique(np.linspace(0, len(steps) - 1, min(looks, len(steps))).round().astype(int)).tolist()

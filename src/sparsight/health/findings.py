@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -51,8 +52,17 @@ class Finding:
         return Event(self.step, "finding", self.rule, self.severity, self.where, self.message, data)
 
     def as_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
-        return {**asdict(self), "evidence": dict(self.evidence)}
+        """A dictionary of plain values; what is not finite is None, as JSON has no word for it."""
+        told: dict[str, Any] = _plain({**asdict(self), "evidence": dict(self.evidence)})
+        return told
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def by_urgency(findings: Iterable[Finding]) -> list[Finding]:

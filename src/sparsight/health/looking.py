@@ -60,8 +60,10 @@ def since(
 
 def middle(values: Numbers) -> float:
     """The median of what is finite; NaN where nothing is."""
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else math.nan
+    # By hand: np.median takes ten times as long on the few numbers that rules look at.
+    finite = np.sort(values[np.isfinite(values)])
+    count = len(finite)
+    return float(finite[(count - 1) // 2] + finite[count // 2]) / 2 if count else math.nan
 
 
 def average(values: Numbers) -> float:
@@ -85,8 +87,10 @@ def column_means(values: Numbers) -> Numbers:
 
 def column_medians(values: Numbers) -> Numbers:
     """The median of each column over what is finite; NaN where nothing is."""
-    if np.isfinite(values).all():
-        return np.asarray(np.median(values, 0)) if len(values) else np.full(values.shape[1:], np.nan)
+    count = len(values)
+    if count and np.isfinite(values).all():
+        ordered = np.sort(values, axis=0)
+        return np.asarray((ordered[(count - 1) // 2] + ordered[count // 2]) / 2)
     return np.array([middle(values[:, column]) for column in range(values.shape[1])])
 
 

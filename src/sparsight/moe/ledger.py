@@ -80,11 +80,29 @@ class Ledger(nn.Module):
             self.register_buffer("baseline", torch.full((), torch.nan))
             self.register_buffer("loss_sum", torch.zeros(()))
             self.register_buffer("loss_count", torch.zeros((), dtype=torch.int64))
-        lossy = any(not isinstance(b, LossFreeBias) for b in balancers)
-        self._keeps = lossy or self.needs.loss is not None
+        self.asked = False
+        """Whether anyone has ever asked for the balance loss."""
+        self._set_keeping()
         self._forget()
         self._since_step = 0
         self._warned = False
+
+    def _set_keeping(self) -> None:
+        lossy = any(not isinstance(b, LossFreeBias) for b in self.balancers)
+        self._keeps = lossy or self.needs.loss is not None
+
+    def rebalance(self, balancers: Sequence[Balancer]) -> None:
+        """Go on with other balancers: each takes over the memory at its place, and those that come on top
+        must have none, so that checkpoints stay as they are."""
+        kept = list(self.memory)[: len(balancers)]
+        extra = [balancer.state(self.load.numel()) for balancer in balancers[len(kept) :]]
+        if any(extra) or any(len(list(m.buffers())) for m in list(self.memory)[len(kept) :]):
+            raise ValueError(
+                "rebalance: a balancer that remembers something cannot come or go in mid-training"
+            )
+        self.balancers = tuple(balancers)
+        self.memory = nn.ModuleList([*kept, *(_Memory(state) for state in extra)])
+        self._set_keeping()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ledger:
         self.memory._apply(fn)
@@ -157,7 +175,7 @@ class Ledger(nn.Module):
         They are made here and not in the forward pass, so that a checkpointed pass and its recomputation are
         the same operations.
         """
-        self._collected = True
+        self._collected = self.asked = True
         for routing in self.live[len(self.losses) :]:
             self.losses.append(self._loss(routing))
         found = [loss for loss in self.losses if loss is not None]

@@ -10,20 +10,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
+DEBIAN = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
+"""Where Debian's packages put a data set."""
+
+HOW = {
+    "fashion-mnist": "`apt install dataset-fashion-mnist`, or https://github.com/zalandoresearch/fashion-mnist",
+    "mnist": "the four files of https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "multi30k": "https://github.com/multi30k/dataset (data/task1/raw), unpacked or not",
+    "english": "a text with one sentence a line, and a file of labelled sentences such as SST-2 "
+    "(https://dl.fbaipublicfiles.com/glue/data/SST-2.zip)",
+}
+"""The one command or link that gets a data set."""
+
 
 def folder_of(name: str, path: Path | None = None) -> Path:
-    """An explicit path, else the folder of that name under SPARSIGHT_DATA."""
+    """An explicit path, else the folder of that name under SPARSIGHT_DATA, else that of Debian's package."""
     if path is not None:
+        if not path.is_dir():
+            raise ValueError(f"no data for '{name}': there is no folder '{path}'")
         return path
     root = os.environ.get("SPARSIGHT_DATA")
-    if not root:
-        raise ValueError(
-            f"no data for '{name}': give a path, or set SPARSIGHT_DATA to the folder that holds '{name}/'"
-        )
-    folder = Path(root) / name
-    if not folder.is_dir():
-        raise ValueError(f"SPARSIGHT_DATA is {root}, which has no folder '{name}'")
-    return folder
+    if root and (Path(root) / name).is_dir():
+        return Path(root) / name
+    if name in DEBIAN and DEBIAN[name].is_dir():
+        return DEBIAN[name]
+    tried = f"SPARSIGHT_DATA is {root}, which has no folder '{name}'" if root else "SPARSIGHT_DATA is not set"
+    where = f"; it comes from {HOW[name]}" if name in HOW else ""
+    raise ValueError(
+        f"no data for '{name}': give a path, or set SPARSIGHT_DATA to the folder that holds '{name}/' "
+        f"({tried}){where}"
+    )
 
 
 def read_idx(file: Path) -> Tensor:
@@ -52,3 +68,11 @@ def images(name: str, path: Path | None = None) -> tuple[Tensor, Tensor, Tensor,
             parts.append(array.float() / 255 if "images" in kind else array.long())
     train_x, train_y, test_x, test_y = parts
     return train_x, train_y, test_x, test_y
+
+
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same four parts of the 1,797 digits of 8×8 pixels inside scikit-learn."""
+    from sparsight.recipes.digits import load_digits
+
+    data = load_digits()
+    return data.train_x.view(-1, 8, 8), data.train_y, data.test_x.view(-1, 8, 8), data.test_y

@@ -9,7 +9,7 @@ from typing import Any
 from sparsight.dynamics.history import History
 from sparsight.dynamics.reading import store_of
 from sparsight.dynamics.sampling import sample
-from sparsight.health.diagnose import compare as rules
+from sparsight.health.diagnose import compare_runs
 from sparsight.report import html, words
 from sparsight.report.figures.comparing import overlay
 from sparsight.report.runs import progress
@@ -100,7 +100,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
         for label, history in firsts
         for other, baseline in firsts
         if label != other
-        for finding in rules(history, baseline)
+        for finding in compare_runs(history, baseline)
     ]
 
 

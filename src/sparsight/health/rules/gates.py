@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from sparsight.dynamics.history import History
+from sparsight.dynamics.history import History, Series
+from sparsight.dynamics.records import Severity
 from sparsight.health.findings import Finding
 from sparsight.health.looking import average, layer, middle, paths, percent, scalars, since, vectors
 
@@ -41,8 +42,12 @@ def gate_saturation(history: History, *, worth_a_look: float = 0.75, too_much: f
     return found
 
 
-def singletons(history: History, *, worth_a_look: float = 0.75, too_much: float = 0.95) -> list[Finding]:
-    """SparseMixer's mask leaves most tokens one expert, and a choice of one teaches the router nothing."""
+def singletons(history: History, *, worth_a_look: float = 0.95, too_much: float = 0.99) -> list[Finding]:
+    """SparseMixer's mask leaves nearly every token one expert, and a choice of one teaches nothing.
+
+    A router that knows its mind leaves most tokens one expert by design. It stops learning where not one
+    token in twenty has a choice, and has stopped where not one in a hundred has.
+    """
     found = []
     for path in paths(history, "singleton_frac"):
         series = scalars(history, "moe/singleton_frac", path.where)
@@ -66,34 +71,53 @@ def singletons(history: History, *, worth_a_look: float = 0.75, too_much: float 
 
 
 def router_not_learning(history: History, *, ratio: float = 1e-8) -> list[Finding]:
-    """A router without a gradient: none at all, or less than `ratio` of its experts'."""
+    """A router without a gradient: none at all, or less than `ratio` of its experts'.
+
+    A router whose weights were told not to learn has no gradient to record; that may be meant, so it is
+    worth a look only.
+    """
     found = []
     for family in ("moe", "depth"):
         for where in history.places(f"{family}/router_grad_norm"):
-            about = layer(history, where)
-            if about.get("fixed", about.get("router") == "hash"):
+            if _fixed(history, where):
                 continue
             series = scalars(history, f"{family}/router_grad_norm", where)
             experts = vectors(history, f"{family}/grad_norm", where)
             usual = middle(experts.values[-10:].max(1)) if len(experts) else math.nan
             limit = ratio * usual if usual > 0 else 0.0
             onset = since(series, partial(operator.ge, limit))
-            if onset is None:
-                continue
-            beside = f" beside {usual:.2g} of its experts" if usual > 0 else ""
-            found.append(
-                Finding(
-                    "router_not_learning",
-                    "act",
-                    where,
-                    int(series.steps[-1]),
-                    onset,
-                    f"{where}: the router's gradient is {float(series.last):.2g}{beside} since step {onset}; "
-                    "it does not learn.",
-                    {"router_grad_norm": float(series.last)},
-                )
-            )
-    return found
+            if onset is not None:
+                beside = f" beside {usual:.2g} of its experts" if usual > 0 else ""
+                sentence = f"the router's gradient is {float(series.last):.2g}{beside} since step {onset}"
+                evidence = {"router_grad_norm": float(series.last)}
+                found.append(_deaf("act", where, series, onset, sentence, evidence))
+    return found + [
+        _deaf(
+            "warn",
+            where,
+            series,
+            int(series.steps[0]),
+            f"no gradient of the router in {len(series)} readings",
+            {},
+        )
+        for where in history.places("moe/grad_norm")
+        if len(series := vectors(history, "moe/grad_norm", where)) >= 5
+        and "router" in layer(history, where)
+        and not _fixed(history, where)
+        and not len(history.get("moe/router_grad_norm", where))
+    ]
+
+
+def _fixed(history: History, where: str) -> bool:
+    about = layer(history, where)
+    return bool(about.get("fixed", about.get("router") == "hash"))
+
+
+def _deaf(
+    severity: Severity, where: str, series: Series, onset: int, sentence: str, evidence: dict[str, float]
+) -> Finding:
+    message = f"{where}: {sentence}; it does not learn."
+    return Finding("router_not_learning", severity, where, int(series.steps[-1]), onset, message, evidence)
 
 
 def entropy_crash(history: History, *, fall: float = 0.5, within: int = 100) -> list[Finding]:
@@ -105,7 +129,8 @@ def entropy_crash(history: History, *, fall: float = 0.5, within: int = 100) -> 
     found = []
     for path in paths(history, "router_entropy"):
         whole = scalars(history, "moe/router_entropy", path.where)
-        if path.fixed or len(whole) < 4:
+        # ReMoE drives the number of its experts, and with it this entropy, down to k by itself.
+        if path.fixed or path.about.get("router") == "relu" or len(whole) < 4:
             continue
         series = whole.since(int(whole.steps[-1]) - within)
         if len(series) < 3:
@@ -113,7 +138,8 @@ def entropy_crash(history: History, *, fall: float = 0.5, within: int = 100) -> 
         before, now = average(series.values[:2]), average(series.values[-2:])
         if not before - now >= fall:
             continue
-        onset, step = int(series.steps[0]), int(series.steps[-1])
+        high = np.flatnonzero(series.values >= before - 0.25 * (before - now))
+        onset, step = int(series.steps[high[-1]]), int(series.steps[-1])
         found.append(
             Finding(
                 "entropy_crash",

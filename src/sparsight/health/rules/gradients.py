@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -33,30 +34,28 @@ _NORMS = (
 
 def non_finite_gradient(history: History, *, readings: int = 3) -> list[Finding]:
     """NaN or infinity in the gradient of an expert, router or layer: the next step destroys its weights."""
-    found = []
+    found: dict[str, Finding] = {}
     for name in _NORMS:
         for where in history.places(name):
             series = history.get(name, where)
             bad = ~np.isfinite(series.values[-readings:])
-            if not bad.any():
+            if where in found or not bad.any():
                 continue
             every = ~np.isfinite(series.values)
             onset = int(series.steps[np.flatnonzero(every.reshape(len(every), -1).any(1))[0]])
             experts = np.flatnonzero(bad.any(0)).tolist() if bad.ndim == 2 else []
             part = "the router's gradient" if "router" in name else "the gradient"
             whose = f"{part} of expert {listed(experts)}" if experts else part
-            found.append(
-                Finding(
-                    "non_finite_gradient",
-                    "act",
-                    where,
-                    int(series.steps[-1]),
-                    onset,
-                    f"{where}: {whose} is NaN or infinite since step {onset}.",
-                    {"experts": experts, "quantity": name},
-                )
+            found[where] = Finding(
+                "non_finite_gradient",
+                "act",
+                where,
+                int(series.steps[-1]),
+                onset,
+                f"{where}: {whose} is NaN or infinite since step {onset}.",
+                {"experts": experts, "quantity": name},
             )
-    return found
+    return list(found.values())
 
 
 def exploding_gradient(
@@ -65,33 +64,33 @@ def exploding_gradient(
     """The gradient of one path or layer grew by `times` over its own past, and the others' did not.
 
     A learning rate that suited it is now ten times too large for it. The middle of the last `now` readings is
-    set against that of the `past` ones before, so that one odd batch does not count.
+    set against the lower quartile of the `past` ones before, so that one odd batch does not count.
     """
     found = []
     for path in paths(history, "grad_norm"):
         series = vectors(history, "moe/grad_norm", path.where)
         growth, level = _growth(series, now, past)
-        if not len(growth):
-            continue
-        for expert in np.flatnonzero(growth >= times).tolist():
-            others = np.delete(level, expert)
-            if level[expert] >= times * middle(others[others > 0]):
-                where = f"{path.where}: the gradient of expert {expert}"
-                found.append(_exploding(series, expert, path.where, where, growth[expert], times, act, now))
-    layers = [(family, where) for family in _LAYERS for where in history.places(f"{family}/grad_norm")]
-    grown = {}
-    for family, where in layers:
-        series = scalars(history, f"{family}/grad_norm", where)
-        growth, _ = _growth(Series(series.steps, series.values.reshape(-1, 1)), now, past)
-        if len(growth):
-            grown[family, where] = float(growth[0])
-    usual = middle(np.array(list(grown.values()), np.float64))
-    for (family, where), growth_of in grown.items():
-        # With every layer's gradient growing, the loss diverges, and that is another finding.
-        if growth_of >= times and (len(grown) == 1 or growth_of >= times * usual):
+        grown = np.flatnonzero(growth >= times).tolist()
+        large = [e for e in grown if level[e] >= times * middle(np.delete(level, e)[np.delete(level, e) > 0])]
+        if large:
+            worst = max(large, key=lambda expert: growth[expert])
+            one = Series(series.steps, series.values[:, worst])
+            whose = f"{path.where}: the gradient of expert {worst}"
+            evidence = {"experts": large, "growth": float(growth[worst]), "grad_norm": float(level[worst])}
+            found.append(_exploding(one, path.where, whose, evidence, times, act))
+    layers: dict[str, tuple[Series, float, float]] = {}
+    for family in _LAYERS:
+        for where in history.places(f"{family}/grad_norm"):
             series = scalars(history, f"{family}/grad_norm", where)
-            whose = f"{where}: the gradient"
-            found.append(_exploding(series, None, where, whose, growth_of, times, act, now))
+            growth, level = _growth(Series(series.steps, series.values.reshape(-1, 1)), now, past)
+            if len(growth):
+                layers[where] = (series, float(growth[0]), float(level[0]))
+    usual = middle(np.array([growth for _, growth, _ in layers.values()], np.float64))
+    for where, (series, growth_of, level_of) in layers.items():
+        # With every layer's gradient growing, the loss diverges, and that is another finding.
+        if growth_of >= times and (len(layers) == 1 or growth_of >= times * usual):
+            evidence = {"experts": [], "growth": growth_of, "grad_norm": level_of}
+            found.append(_exploding(series, where, f"{where}: the gradient", evidence, times, act))
     return found
 
 
@@ -100,24 +99,22 @@ def _growth(series: Series, now: int, past: int) -> tuple[Numbers, Numbers]:
     if len(series) < now + 5:
         return np.empty(0), np.empty(0)
     level = column_medians(series.values[-now:])
-    before = column_medians(series.values[-now - past : -now])
+    # The lower quartile: a path that exploded a while ago is still set against how it was before.
+    before = _quartile(series.values[-now - past : -now])
     return np.where(before > 0, level / np.where(before > 0, before, 1.0), 0.0), level
 
 
+def _quartile(values: Numbers) -> Numbers:
+    """The lower quartile of each column; sorting puts NaN last."""
+    return np.asarray(np.sort(values, axis=0)[len(values) // 4])
+
+
 def _exploding(
-    series: Series,
-    expert: int | None,
-    where: str,
-    whose: str,
-    growth: float,
-    times: float,
-    act: float,
-    now: int,
+    series: Series, where: str, whose: str, evidence: dict[str, Any], times: float, act: float
 ) -> Finding:
-    values = series.values if expert is None else series.values[:, expert]
-    level = middle(values[-now:])
-    large = np.flatnonzero(~(values >= level / math.sqrt(times)))
-    onset = int(series.steps[min(int(large[-1]) + 1, len(series) - 1) if len(large) else 0])
+    growth, level = evidence["growth"], evidence["grad_norm"]
+    small = np.flatnonzero(~(series.values >= level / math.sqrt(times)))
+    onset = int(series.steps[min(int(small[-1]) + 1, len(series) - 1) if len(small) else 0])
     return Finding(
         "exploding_gradient",
         "act" if growth >= act else "warn",
@@ -126,7 +123,7 @@ def _exploding(
         onset,
         f"{whose} grew {growth:.3g} times, to a norm of {level:.2g}, from step {onset} on, and the others' "
         "did not.",
-        {"experts": [] if expert is None else [expert], "growth": float(growth), "grad_norm": level},
+        evidence,
     )
 
 
@@ -176,8 +173,10 @@ def _starved_experts(history: History, path: Paths, share: float, window: int, s
     idle = vectors(history, "moe/idle_steps", path.where)
     # Experts that get nothing at all are dead, which is a finding of its own.
     alive = idle.last < silent if len(idle) and len(idle.last) == len(frequency) else frequency > 0
-    starved = np.flatnonzero((frequency < share * (1 - math.exp(-rate))) & alive).tolist()
-    if not starved:
+    could = 1 - math.exp(-rate)
+    starved = np.flatnonzero((frequency < share * could) & alive).tolist()
+    # Fewer than twenty steps in which it could have learned prove nothing.
+    if not starved or could * span < 20:
         return None
     worst = float(frequency[starved].min())
     return Finding(
@@ -195,10 +194,12 @@ def _starved_experts(history: History, path: Paths, share: float, window: int, s
 
 def _silent_layers(history: History, silent: int) -> list[Finding]:
     """Layers that are watched and have had no gradient for `silent` steps."""
-    last, found = history.last_step, []
+    found: list[Finding] = []
+    norms = [s for (name, _), s in history.series.items() if name in ("dense/grad_norm", "sparse/grad_norm")]
+    # The latest reading, not the latest step: users log their own numbers between readings.
+    last = max((int(series.steps[-1]) for series in norms if len(series)), default=0)
     layers = history.meta.get("layers", ())
-    measured = bool(history.places("dense/grad_norm") or history.places("sparse/grad_norm"))
-    for entry in layers if measured and isinstance(layers, list | tuple) else ():
+    for entry in layers if last and isinstance(layers, list | tuple) else ():
         family, where = (entry.get("family"), entry.get("name")) if isinstance(entry, dict) else ("", "")
         if family not in _LAYERS or not isinstance(where, str):
             continue
@@ -226,17 +227,21 @@ def capacity_without_competence(
     """Parameters that are used and no longer change the loss.
 
     To first order a step changes the loss by lr·|g|². An expert that serves at least `served` of the mean
-    load with a gradient below `ratio` of its peers' changes it a million times less than they do; so does a
-    layer with a gradient that much below the other layers'.
+    load at every reading, with a gradient below `ratio` of its peers', changes it a million times less than
+    they do; so does a layer with a gradient that much below the other layers'.
     """
     found = []
     for path in paths(history, "grad_norm"):
         series = vectors(history, "moe/grad_norm", path.where).tail(window)
         tokens = vectors(history, "moe/tokens_per_expert", path.where).tail(window)
-        if len(series) < window or len(tokens) < window or series.values.shape[1] != tokens.values.shape[1]:
+        if len(series) < window or series.values.shape != tokens.values.shape:
             continue
-        norms, load = column_medians(series.values), column_means(tokens.values)
-        busy = load >= served * max(float(np.nan_to_num(load).mean()), 1e-12)
+        norms, load = column_medians(series.values), np.nan_to_num(tokens.values)
+        busy = (load >= served * load.mean(1, keepdims=True)).all(0) & (load > 0).all(0)
+        # A gradient is that of the reading's own step, in which a rare expert may have had no token.
+        frequency = vectors(history, "moe/update_freq", path.where).tail(window)
+        if frequency.values.shape == load.shape:
+            busy &= frequency.values.mean(0) > 0.9
         usual = middle(norms[busy])
         idle = np.flatnonzero(busy & (norms < ratio * usual)).tolist()
         if idle:

@@ -65,7 +65,9 @@ def collapse_onset(
     for layer in paths(history, "effective_experts"):
         series = _used(history, layer).tail(10)
         values = series.values
-        if len(series) < 10 or not np.isfinite(values).all() or not room <= values[-1] < below:
+        if len(series) < 10 or series.steps[-1] - series.steps[0] < 50 or not np.isfinite(values).all():
+            continue
+        if not room <= values[-1] < below:
             continue
         early, late = values[:3].mean(), values[-3:].mean()
         span = max(1, int(series.steps[-2] - series.steps[1]))
@@ -99,7 +101,8 @@ def dead_experts(history: History, *, idle: int = 100, expected: float = 20.0) -
         series = vectors(history, "moe/idle_steps", layer.where)
         if not len(series):
             continue
-        waited, step = series.last, int(series.steps[-1])
+        waited = np.nan_to_num(series.last, posinf=0.0, neginf=0.0).clip(max=1e15)
+        step = int(series.steps[-1])
         rate = _tokens_a_step(history, layer) / layer.experts
         dead = np.flatnonzero((waited >= idle) & ~(waited * rate < expected)).tolist()
         if not dead:
@@ -167,7 +170,7 @@ def dominance(
     found = []
     for layer in paths(history, "tokens_per_expert"):
         series = vectors(history, "moe/tokens_per_expert", layer.where).tail(3 * window)
-        if len(series) < 3 * window:
+        if len(series) < 3 * window or series.steps[-1] - series.steps[0] < 50:
             continue
         first, second, third = (
             _shares(Series(series.steps[i : i + window], series.values[i : i + window]), window) * layer.k
@@ -180,7 +183,9 @@ def dominance(
         rises = first[top] < second[top] < third[top] and third[top] - first[top] >= gain
         if not (rises and second.argmax() == top and third[top] >= least * even and slope > spread):
             continue
-        onset, step = int(series.steps[0]), int(series.steps[-1])
+        leader = np.nan_to_num(series.values[:, top] / np.maximum(series.values.sum(1), 1e-12)) * layer.k
+        low = np.flatnonzero(leader <= first[top] + 0.25 * (third[top] - first[top]))
+        onset, step = int(series.steps[low[-1] if len(low) else 0]), int(series.steps[-1])
         found.append(
             Finding(
                 "dominance",

@@ -53,9 +53,9 @@ def loss_diverging(history: History, *, back: float = 0.5, window: int = 5) -> l
     start, now = float(middles[0]), float(middles[-1])
     best = int(middles[:-window].argmin()) if len(middles) > window else 0
     low = float(middles[best])
-    # Noise: how much neighbouring readings differ about the best place, so that a fall is none of them.
+    # Noise about the best place, by second differences: a loss that falls steadily has none.
     about = series.values[max(0, best - window) : best + 2 * window]
-    noise = middle(np.abs(np.diff(about)))
+    noise = middle(np.abs(np.diff(about, 2))) / 2
     gained, lost = start - low, now - low
     if not lost > 6 * noise or not lost > back * gained or not lost > 0.1 * max(abs(low), abs(start)):
         return []
@@ -82,6 +82,8 @@ def not_learning(
     series = _finite(loss_of(history))
     if len(series) < readings or int(series.steps[-1] - series.steps[0]) < patience * 0.9:
         return []
+    if int(series.steps[0]) > patience:
+        return []  # a part of a run: that it is flat there does not mean that it was never learning
     size = max(3, readings // 4)
     start, now = middle(series.values[:size]), middle(series.values[-size:])
     low = float(_windows(series.values[-10 * readings :], size).min())
@@ -137,12 +139,16 @@ def falls_under_shift(
 
 
 def _finite(series: Series) -> Series:
+    """The finite readings; of a run with very many, the first ones and the last 20,000."""
     good = np.isfinite(series.values)
-    return Series(series.steps[good], series.values[good])
+    steps, values = series.steps[good], series.values[good]
+    if len(values) > 20_100:
+        steps = np.concatenate((steps[:100], steps[-20_000:]))
+        values = np.concatenate((values[:100], values[-20_000:]))
+    return Series(steps, values)
 
 
 def _windows(values: Numbers, size: int) -> Numbers:
-    """Medians of all windows of a size; of a long run, of its first and last readings."""
-    if len(values) > 20_000:
-        values = np.concatenate((values[:size], values[-20_000:]))
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(values, size), axis=1))
+    """Medians of all windows of a size."""
+    ordered = np.sort(np.lib.stride_tricks.sliding_window_view(values, size), axis=1)
+    return np.asarray((ordered[:, (size - 1) // 2] + ordered[:, size // 2]) / 2)

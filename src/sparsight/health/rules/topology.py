@@ -33,17 +33,20 @@ def frozen_topology(history: History, *, early: float = 0.5, readings: int = 3) 
     """
     asked = plan(history)
     fraction, updates = scalars(history, "sparse/drop_fraction"), scalars(history, "sparse/updates")
-    if not asked.rewires or len(updates) < readings:
+    if not asked.rewires or len(updates) < readings or not math.isfinite(updates.last):
         return []
     step, last = int(updates.steps[-1]), _last_search(fraction, updates)
     progress = asked.progress(step)
     stopped = since(fraction, lambda share: share <= 1e-9, readings=readings, steps=10) is not None
-    if progress is not None:
+    if not last:
+        # The first update may be far off. Nothing comes of a fraction of 0, or with half of the time over.
+        bad = stopped or (progress is not None and progress >= early)
+    elif progress is not None:
         # Updates that are far apart look like an end: ask for the fraction, or for three periods without one.
-        silent = step - last > 3 * _period(updates, last)
-        bad = (stopped or silent) and last < early * step / progress and progress < 1
+        silent = step - last > 3 * last / max(1.0, float(updates.last))
+        bad = (stopped or silent) and last < early * step / progress
     else:
-        bad = step - last >= max(100, 3 * last) or (stopped and last == 0 and step >= 50)
+        bad = step - last >= max(100, 3 * last)
     if not bad:
         return []
     count = int(updates.last) if math.isfinite(updates.last) else 0
@@ -76,11 +79,6 @@ def _last_search(fraction: Series, updates: Series) -> int:
     return int(updates.steps[places[-1]]) if len(places) else 0
 
 
-def _period(updates: Series, last: int) -> float:
-    count = float(updates.last)
-    return last / count if count > 0 and last else 50.0
-
-
 def short_lived_growth(history: History, *, share: float = 0.1, updates: int = 3) -> list[Finding]:
     """Grown weights that the next update drops again: fewer than `share` survive, `updates` times running.
 
@@ -88,7 +86,7 @@ def short_lived_growth(history: History, *, share: float = 0.1, updates: int = 3
     and more. Below 10 %, nine growth decisions of ten are undone and the search stands still.
     """
     found = []
-    for where in history.places("sparse/survival"):
+    for where in history.places("sparse/survival") if plan(history).rewires else ():
         series = vectors(history, "sparse/survival", where)
         first = Series(series.steps, series.values[:, 0]) if len(series) else series
         onset = since(first, lambda alive: alive < share, readings=updates, steps=1) if len(first) else None
