@@ -145,13 +145,12 @@ def export(run: Path, /, *, to: Literal["csv", "jsonl"] = "csv", out: Path | Non
 
     Args:
         run: The folder of a run.
-        to: The format. CSV has a line for every number, and events in a file of their own.
+        to: The format. CSV has a line for every number.
         out: Where to; a file in the run's folder by default.
     """
     from sparsight.report.export import export_run
 
-    for path in export_run(run, to, out):
-        print(f"written: {path}")
+    print(f"written: {export_run(run, to, out)}")
 
 
 def version() -> None:

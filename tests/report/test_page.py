@@ -21,6 +21,13 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def look_at(page, chart):
+    """Scroll to a chart and wait until it is drawn."""
+    page.wait_for_selector(f"#chart-{chart}", state="attached")
+    page.locator(f"#chart-{chart}").scroll_into_view_if_needed()
+    page.wait_for_selector(f"#chart-{chart} .main-svg")
+
+
 def scroll_through(page):
     """As a reader does; charts are drawn when they come into view."""
     page.evaluate(
@@ -34,7 +41,7 @@ def test_the_report_opens_from_disk_with_the_network_off(tmp_path, visit):
     seen = visit(offline=True, color_scheme="dark")
     page = seen.page
     page.goto(file.as_uri())
-    page.wait_for_selector("#chart-loss .main-svg")
+    look_at(page, "loss")
     scroll_through(page)
     plots = page.locator(".plot").count()
     page.wait_for_function(f"() => ({DRAWN})() === {plots}")
@@ -76,7 +83,7 @@ def test_the_page_follows_a_real_run(tmp_path, visit, serve):
         page.goto(f"{server.url}#now")
 
         # The curves move.
-        page.wait_for_selector("#chart-loss .main-svg")
+        look_at(page, "loss")
         first = page.evaluate(LAST_X)
         page.wait_for_function(f"() => ({LAST_X})() > {first} + 5")
         assert page.locator("#status").inner_text() == "running"
@@ -86,8 +93,7 @@ def test_the_page_follows_a_real_run(tmp_path, visit, serve):
         page.wait_for_function("() => document.getElementById('name').textContent === 'old'")
         page.get_by_text(FINDING.message).wait_for()
         page.locator("#verdict", has_text="sick: overload").wait_for()  # the rules have looked
-        page.locator("#chart-load_layer").scroll_into_view_if_needed()
-        page.wait_for_selector("#chart-load_layer .main-svg")
+        look_at(page, "load_layer")
         bright = "() => document.getElementById('chart-load_layer').data[0].zmax"
         collapsed = page.evaluate(bright)
         page.get_by_label("Layer of Load of one layer over time").select_option("blocks.1.mlp")
@@ -107,7 +113,7 @@ def test_the_page_follows_a_real_run(tmp_path, visit, serve):
         # A finding appears.
         flag.touch()
         page.get_by_text("Expert 3 has had no token for 100 steps.").wait_for()
-        page.wait_for_selector("#chart-timeline .main-svg")
+        look_at(page, "timeline")
         assert seen.errors == []
 
         # The server goes away and comes back.
@@ -138,9 +144,9 @@ def test_a_run_full_of_markup_is_text_everywhere(tmp_path, visit, serve):
     page.goto(serve(runs).url)
     page.get_by_role("link", name=EVIL).click()
     page.wait_for_function("n => document.getElementById('name').textContent === n", arg=EVIL)
-    page.wait_for_selector("#chart-loss .main-svg")
+    look_at(page, "loss")
     scroll_through(page)
-    page.wait_for_selector("#chart-density .main-svg")
+    look_at(page, "density")
     page.locator("#chart-density").scroll_into_view_if_needed()
     labels = page.locator("#chart-density .annotation-text").all_text_contents()
     assert any("<script>" in label for label in labels)
@@ -155,7 +161,7 @@ def test_a_run_full_of_markup_is_text_everywhere(tmp_path, visit, serve):
 
     report = visit(offline=True)
     report.page.goto(write_report(run).as_uri())
-    report.page.wait_for_selector("#chart-loss .main-svg")
+    look_at(report.page, "loss")
     scroll_through(report.page)
     assert report.page.locator("h1").inner_text() == "script>"
     assert report.errors == []
@@ -167,9 +173,9 @@ def test_a_phone_can_read_it(tmp_path, visit, serve):
     page = seen.page
     page.set_viewport_size({"width": 375, "height": 700})
     page.goto(serve(tmp_path / "runs").url)
-    page.wait_for_selector("#chart-loss .main-svg")
+    look_at(page, "loss")
     scroll_through(page)
-    page.wait_for_selector("#chart-pace .main-svg")
+    look_at(page, "pace")
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
     assert seen.errors == []
 
@@ -189,10 +195,10 @@ def test_a_long_run_of_a_large_model_is_there_at_once(tmp_path, visit, serve, re
     page.on("requestfinished", lambda r: sizes.update({r.url: r.sizes()["responseBodySize"]}))
     begin, before = time.perf_counter(), cpu_seconds(server.process.pid)
     page.goto(f"{server.url}#large")
-    page.wait_for_selector("#chart-loss .main-svg")
+    page.wait_for_selector(".plot .main-svg")
     first_paint, computed = time.perf_counter() - begin, cpu_seconds(server.process.pid) - before
     scroll_through(page)
-    page.wait_for_selector("#chart-pace .main-svg")
+    look_at(page, "pace")
     plots = page.locator(".plot").count()
     page.wait_for_function(f"() => ({DRAWN})() === {plots}")
     record_property("first_paint_seconds", round(first_paint, 2))
@@ -200,4 +206,22 @@ def test_a_long_run_of_a_large_model_is_there_at_once(tmp_path, visit, serve, re
     assert first_paint < 30
     assert max(sizes.values()) < 2_000_000
     assert sum("api/figure" in url for url in sizes) >= plots
+    assert seen.errors == []
+
+
+def test_the_slider_goes_by_keys_and_a_chart_that_looks_back_is_left_alone(tmp_path, visit):
+    seen = visit(offline=True)
+    page = seen.page
+    page.goto(write_report(small(tmp_path / "run", steps=300)).as_uri())
+    plot = page.locator("#chart-load")
+    plot.scroll_into_view_if_needed()
+    page.wait_for_selector("#chart-load .slider-group")
+    bright = "() => document.getElementById('chart-load').data[0].z[0][0]"
+    page.wait_for_function("() => document.getElementById('chart-load').tabIndex === 0")
+    plot.focus()
+    for _ in range(12):
+        page.keyboard.press("ArrowLeft")
+    page.wait_for_function(f"() => ({bright})() < 1.5")  # before the collapse the load was even
+    page.get_by_role("button", name="Light / dark").click()
+    assert page.evaluate("document.getElementById('chart-load').layout.sliders[0].active") == 12
     assert seen.errors == []

@@ -106,6 +106,23 @@ def test_the_comparison_prints_a_table_and_writes_the_overlays(tmp_path):
     assert [t["name"] for t in lines_of_first] == ["a", "b"]
 
 
+def test_speed_bought_with_quality_is_said():
+    def told(seconds, accuracy):
+        found = []
+        for step in range(10, 501, 10):
+            found += [
+                Record(step, "log/accuracy", "", accuracy),
+                Record(step, "run/time", "", step * seconds),
+                Record(step, "run/step_seconds", "", seconds),
+            ]
+        return collect(found, {"config": {"seconds": seconds}})
+
+    groups = sides.group({"fast": told(0.01, 0.5), "slow": told(0.02, 0.9)})
+    (remark,) = compare.remarks(groups)
+    assert remark.startswith("fast beside slow: steps are 2.00 times as fast")
+    assert remark in compare.text(groups)
+
+
 def test_a_comparison_needs_two_different_runs(tmp_path):
     run = small(tmp_path / "a", steps=20)
     with pytest.raises(ValueError, match="two runs or more, got 1"):
@@ -128,28 +145,36 @@ def test_show_returns_the_figures_by_name(tmp_path):
 
 def test_csv_holds_every_number(tmp_path):
     run = small(tmp_path / "a", steps=30)
-    records, events = export_run(run, "csv")
-    with records.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    for _ in range(2):  # a second time replaces the first
+        file = export_run(run, "csv")
+    with file.open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
     history = load(run)
-    assert len(rows) == sum(s.values.size for s in history.series.values())
-    third = [
-        r for r in rows if r["name"] == "moe/tokens_per_expert" and r["index"] == "3" and r["step"] == "30"
-    ]
+    assert len(rows) == sum(s.values.size for s in history.series.values()) + 2
+    wanted = ("30", "moe/tokens_per_expert", "3")
+    third = [r for r in rows if (r["step"], r["name"], r["index"]) == wanted]
     expected = [history.get("moe/tokens_per_expert", f"blocks.{i}.mlp").values[-1, 3] for i in (0, 1)]
     assert [float(r["value"]) for r in third] == pytest.approx(expected)
-    with events.open(newline="") as file:
-        assert next(r["message"] for r in csv.DictReader(file)) == FINDING.message
+    assert rows[-2]["value"] == FINDING.message
 
 
 def test_json_lines_hold_every_record_and_event(tmp_path):
     run = small(tmp_path / "a", steps=30)
-    (file,) = export_run(run, "jsonl", tmp_path / "out.jsonl")
+    file = export_run(run, "jsonl", tmp_path / "out.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [x["value"] for x in lines if x.get("name") == "log/loss"] == load(run).get(
-        "log/loss"
-    ).values.tolist()
-    assert [x["event"] for x in lines if "event" in x] == ["finding", "action"]
+    loss = load(run).get("log/loss").values.tolist()
+    assert [x["value"] for x in lines if x.get("name") == "log/loss"] == loss
+    assert [x["kind"] for x in lines if "kind" in x] == ["finding", "action"]
+
+
+def test_a_run_says_which_number_is_its_quality():
+    def told(quality):
+        return collect(
+            [Record(1, f"log/{name}", "", 0.5) for name in ("loss", "accuracy", "bleu")],
+            {"config": {"quality": quality}},
+        )
+
+    assert sides.metrics(sides.group({"a": told("bleu")})) == ["bleu", "accuracy", "loss"]
 
 
 def test_reports_need_no_torch(tmp_path):

@@ -18,10 +18,12 @@ def sample(
     run: Path | str,
     names: Collection[str] | Callable[[str], bool] | None = None,
     *,
-    points: int = 300,
+    points: int | None = 300,
     wanted: Callable[[Key], bool] | None = None,
 ) -> History:
     """The history of some quantities (all without `names`) with at most about `points` readings of each.
+
+    None for `points` reads them whole.
 
     The numbers of the whole model keep their extremes, so that a spike is seen however long the run is;
     those of a layer, and vectors, are readings at evenly spaced steps. The first and the last are always in.
@@ -85,11 +87,11 @@ def read_rows(run: Path | str) -> Iterator[tuple[int, str, str, Any]]:
                 yield step, name, place, np.frombuffer(value, "<f4").tolist() if table == "vector" else value
 
 
-def _thin(connection: sqlite3.Connection, series: int, points: int, *, extremes: bool) -> Series:
+def _thin(connection: sqlite3.Connection, series: int, points: int | None, *, extremes: bool) -> Series:
     for table in ("scalar", "vector"):
         query = f"SELECT step, value FROM {table} WHERE series = ? ORDER BY step LIMIT ?"
-        rows = connection.execute(query, (series, points + 1)).fetchall()
-        if len(rows) > points:
+        rows = connection.execute(query, (series, -1 if points is None else points + 1)).fetchall()
+        if points is not None and len(rows) > points:
             if extremes and table == "scalar":
                 rows = _extremes(connection, series, points)
             else:

@@ -9,6 +9,7 @@ from typing import Any
 from sparsight.dynamics.history import History
 from sparsight.dynamics.reading import store_of
 from sparsight.dynamics.sampling import sample
+from sparsight.health.diagnose import compare_runs
 from sparsight.report import html, words
 from sparsight.report.figures.comparing import overlay
 from sparsight.report.runs import progress
@@ -24,8 +25,9 @@ from sparsight.report.sides import (
     value_at,
 )
 
-POINTS = 2000
-_NEEDED = ("run/time", "sparse/flops_ratio")
+
+def _needed(name: str) -> bool:
+    return name.startswith("log/") or name in ("run/time", "run/step_seconds", "sparse/flops_ratio")
 
 
 def read_runs(runs: Sequence[Path | str]) -> dict[str, History]:
@@ -42,7 +44,8 @@ def read_runs(runs: Sequence[Path | str]) -> dict[str, History]:
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
     return {
-        name: sample(folder, lambda n: n.startswith("log/") or n in _NEEDED, points=POINTS)
+        # Whole series: the running mean of a thinned one, which keeps extremes, would not be theirs.
+        name: sample(folder, _needed, points=None)
         for name, folder in zip(names, folders, strict=True)
     }
 
@@ -85,7 +88,20 @@ def text(groups: Sequence[Group]) -> str:
             for row in rows
         ]
         parts.append("\n".join([_printable(metric), *map(_printable, lines)]))
+    parts += [_printable(remark) for remark in remarks(groups)]
     return "\n\n".join(parts) if parts else "these runs have logged nothing in common"
+
+
+def remarks(groups: Sequence[Group]) -> list[str]:
+    """What the rules over two runs say about each group beside each other one, by their first runs."""
+    firsts = [(g.label, next(iter(g.runs.values()))) for g in groups]
+    return [
+        f"{label} beside {other}: {finding.message.removeprefix('the model: ')}"
+        for label, history in firsts
+        for other, baseline in firsts
+        if label != other
+        for finding in compare_runs(history, baseline)
+    ]
 
 
 def _printable(line: str) -> str:
@@ -114,11 +130,12 @@ def compare_html(runs: Mapping[str, History]) -> str:
         )
     seeds = any(len(g.runs) > 1 for g in groups)
     said = "Bands are one standard deviation over seeds. " if seeds else ""
+    warnings = "".join(f'<p class="trouble">{html.safe(remark)}</p>' for remark in remarks(groups))
     body = (
         f"{html.bar('Sparsight comparison')}<main><h1>{len(runs)} runs</h1>"
         f'<p class="note">{said}The dotted line is as far as all runs have come. '
         "FLOPs are counted in steps of each run's own dense model.</p>"
-        f"{''.join(sections)}{_differences(groups)}</main>"
+        f"{warnings}{''.join(sections)}{_differences(groups)}</main>"
     )
     return html.document("Comparison – Sparsight", body, {"templates": html.templates(), "figures": figures})
 

@@ -98,11 +98,17 @@ def _label(names: Sequence[str]) -> str:
 
 
 def metrics(groups: Sequence[Group]) -> list[str]:
-    """What all runs have logged: quality first, then losses."""
+    """What all runs have logged: what they call their quality first, losses last."""
     told = [set(logged(h)) for g in groups for h in g.runs.values()]
     first = logged(next(iter(groups[0].runs.values())))
     shared = [name for name in first if all(name in names for names in told)]
-    return sorted(shared, key=is_loss)[:MOST_METRICS]
+    return sorted(shared, key=lambda name: (name not in _asked_for(groups), is_loss(name)))[:MOST_METRICS]
+
+
+def _asked_for(groups: Sequence[Group]) -> set[str]:
+    """The numbers that the runs themselves call their quality."""
+    configs = (h.meta.get("config") for g in groups for h in g.runs.values())
+    return {str(c["quality"]) for c in configs if isinstance(c, dict) and "quality" in c}
 
 
 def curve_of(history: History, metric: str, axis: Axis) -> tuple[Floats, Floats] | None:

@@ -20,7 +20,7 @@ def overlay(groups: Sequence[Group], metric: str, axis: Axis) -> go.Figure | Non
         found = [c for h in one.runs.values() if (c := curve_of(h, metric, axis)) is not None]
         if not found:
             continue
-        x, mean, deviation = together(found)
+        x, mean, deviation = together([thin(*c) for c in found])
         if deviation is not None:
             figure.add_trace(_band(x, mean, deviation, colour))
             values += [mean - deviation, mean + deviation]
@@ -59,6 +59,14 @@ def together(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, F
     grid = np.linspace(first, max(last, first), GRID)
     values = np.array([np.interp(grid, x, y) for x, y in curves])
     return grid, values.mean(axis=0), values.std(axis=0, ddof=1)
+
+
+def thin(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """A smooth curve at most a few hundred points long."""
+    if len(x) <= 2 * GRID:
+        return x, y
+    grid = np.linspace(x[0], x[-1], 2 * GRID)
+    return grid, np.interp(grid, x, y)
 
 
 def _band(x: Floats, mean: Floats, deviation: Floats, colour: str) -> go.Scatter:

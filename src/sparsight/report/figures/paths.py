@@ -42,7 +42,7 @@ def load(history: History) -> go.Figure | None:
                 picture[row, : loads[where].shape[1]] = loads[where][at]
         pictures.append(picture)
     names = [look.plain(name) for name in look.short_names(list(layers))]
-    figure = look.blank(height=min(130 + 24 * len(layers), 620))
+    figure = look.blank(height=min(max(130 + 24 * len(layers), 215), 620))
     figure.add_trace(
         go.Heatmap(
             z=pictures[-1],

@@ -42,8 +42,8 @@ def histogram_by_layer(
     for (where, share), colour in zip(found.items(), colours, strict=True):
         figure.add_trace(
             go.Scatter(
-                x=CENTRES,
-                y=share,
+                x=[0, *CENTRES.tolist(), 100],  # the outline goes to both edges
+                y=[share[0], *share.tolist(), share[-1]],
                 name=look.plain(where),
                 mode="lines",
                 line=dict(color=colour, width=1.6, shape="hvh"),

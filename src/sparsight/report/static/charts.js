@@ -41,8 +41,24 @@ const Charts = (() => {
     node.style.minHeight = `${layout.height}px`;
     Plotly.react(node, figure.data, layout, config);
     if (!fresh) return;
+    if (slider) byKeys(node);
     node.on("plotly_sliderchange", (event) => { node.back = event.slider.active; });
     if (node.dataset.steps) node.on("plotly_relayout", (change) => follow(node, change));
+  }
+
+  // Plotly's sliders take no keys: the arrows go through the steps of a chart that has the focus.
+  function byKeys(node) {
+    node.tabIndex = 0;
+    node.setAttribute("role", "group");
+    node.setAttribute("aria-label", "Chart; the arrow keys go through the steps");
+    node.addEventListener("keydown", (event) => {
+      const { active, steps } = node.layout.sliders[0];
+      const next = active + ({ ArrowLeft: -1, ArrowRight: 1 }[event.key] || 0);
+      if (next === active || !steps[next]) return;
+      event.preventDefault();
+      node.back = next;
+      Plotly.update(node, steps[next].args[0], { "sliders[0].active": next }, [0]);
+    });
   }
 
   function follow(from, change) {

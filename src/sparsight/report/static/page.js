@@ -138,7 +138,7 @@ async function refresh(card) {
     if (run !== current || cards.get(card.id) !== card) return;
     card.trouble.hidden = !figure.error;
     card.trouble.textContent = figure.error || "";
-    if (figure.data) Charts.draw(card.plot, figure);
+    if (figure.data) Charts.draw(card.plot, figure); else Charts.forget(card.plot);
   } catch {
     card.stale = true; // the server is away; the stream says when it is back
     return;
@@ -211,7 +211,7 @@ async function openRun(name) {
 
 function news(data) {
   if (data.error) { showSummary({ ...(runs.get(current) || { name: current, step: 0, seconds: null, numbers: {}, changed: 0 }), level: "broken", verdict: data.error }); return; }
-  if (data.reset || data.charts.length !== cards.size || data.charts.some((id) => !cards.has(id))) { openRun(current); return; }
+  if (data.reset || data.charts.some((id) => !cards.has(id))) { openRun(current); return; }
   showSummary(data.summary);
   showEvents(data.events);
   showFound(data.found);
