@@ -224,7 +224,7 @@ def pruned_too_fast(
         return []
     falling = np.flatnonzero(np.diff(recent.values) < 0)
     onset = int(recent.steps[falling[0]]) if len(falling) else step
-    before, after = loss.until(onset).tail(5), loss.since(onset)
+    before, after = loss.until(onset).tail(3), loss.since(onset)  # three: it may be falling fast
     if len(before) < 3 or len(after) < 10:
         return []
     was, is_now = middle(before.values), middle(after.tail(5).values)
