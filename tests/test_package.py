@@ -48,24 +48,33 @@ def test_help_does_not_import_torch():
 
 
 def test_a_mistyped_option_suggests_the_right_one():
-    done = run(sys.executable, "-m", "sparsight.cli", "demo", "--sedes", "2")
+    done = run(sys.executable, "-m", "sparsight.cli", "bench", "--repaets", "2")
     assert done.returncode == 2
-    assert "--seeds" in done.stderr
+    assert "--repeats" in done.stderr
 
 
 def test_a_bad_value_is_one_sentence_and_not_a_traceback():
-    done = run(sys.executable, "-m", "sparsight.cli", "demo", "--density", "3")
+    done = run(sys.executable, "-m", "sparsight.cli", "train", "image", "--density", "3")
     assert done.returncode == 2
     assert done.stderr.strip() == "sparsight: density must lie in (0, 1], got 3.0"
 
 
-def test_the_demo_prints_its_table():
-    done = run(sys.executable, "-m", "sparsight.cli", "demo", "--steps", "150", "--seeds", "2")
+def test_the_demo_prints_its_tables_and_leaves_one_report(tmp_path):
+    done = run(sys.executable, "-m", "sparsight.cli", "demo", "--quick", "--out", str(tmp_path / "demo"))
     assert done.returncode == 0, done.stderr
-    for expected in ("dense", "RigL 90 %", "SET 90 %", "static 90 %", "84,480", "8,448"):
+    for expected in ("RigL 90 %", "MB to train", "SparseMixer", "bits a character", "healed"):
         assert expected in done.stdout
     # Piped output carries no progress bar and no colours.
     assert "\x1b" not in done.stdout
+    report = tmp_path / "demo" / "report.html"
+    assert str(report) in done.stdout
+    text = report.read_text()
+    assert text.count("plotly.js v") == 1
+    for chapter in ("Sparse weights", "Sparse paths", "A collapse, caught and healed"):
+        assert chapter in text
+    again = run(sys.executable, "-m", "sparsight.cli", "demo", "--quick", "--out", str(tmp_path / "demo"))
+    assert again.returncode == 2
+    assert "an earlier demo" in again.stderr
 
 
 def test_versions_agree():

@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Literal
 
 
-def demo(*, seeds: int = 3, steps: int = 1500, density: float = 0.1) -> None:
-    """Train dense, RigL, SET and static networks on digits and compare them.
+def demo(*, out: Path | None = None, quick: bool = False) -> None:
+    """Two minutes: a sparse network beside a dense one, experts with two gradients, a collapse healed.
 
     Args:
-        seeds: How many runs of each.
-        steps: Optimizer steps of a run.
-        density: Share of the weights that exist in the sparse runs.
+        out: Folder of the runs and of the report; by default runs/demo, with a number where that is taken.
+        quick: A few steps of each, to see that it works; the numbers then say little.
     """
-    from sparsight.recipes.digits import demo as digits_demo
+    from sparsight.recipes.demo import Sizes, demo
+    from sparsight.recipes.find import free
 
-    digits_demo(seeds=seeds, steps=steps, density=density)
+    folder = out or free(Path("runs"), "demo")
+    small = Sizes(image_steps=60, image_width=64, language_steps=12, language_width=32, healing_steps=120)
+    report = demo(folder, small if quick else Sizes())
+    print(f"the report: {report}\nthe live page: sparsight watch {folder}")
 
 
 def train() -> None:

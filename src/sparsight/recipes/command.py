@@ -86,7 +86,7 @@ def _command(name: str, recipe: Recipe) -> Callable[..., int]:
 def _start(name: str, recipe: Recipe, knobs: Mapping[str, Any], options: Options) -> int:
     from sparsight.recipes import checkpoint
 
-    run = options.run or _free(Path("runs"), recipe.__name__)
+    run = options.run or find.free(Path("runs"), recipe.__name__)
     if (run / stored.FILE).exists() or (run / checkpoint.FILE).exists():
         raise ValueError(
             f"'{run}' holds a run already: `sparsight train --resume {shlex.quote(str(run))}` goes on with "
@@ -174,12 +174,3 @@ def _report(run: Path, quiet: bool) -> None:
         return
     if not quiet:
         print(f"report: {run / 'report.html'}")
-
-
-def _free(folder: Path, name: str) -> Path:
-    """runs/image, or runs/image-2 where that is taken."""
-    run, number = folder / name, 1
-    while run.exists():
-        number += 1
-        run = folder / f"{name}-{number}"
-    return run

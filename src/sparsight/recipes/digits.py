@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,60 +80,3 @@ def run(
     if sparse is not None:
         weights = sum(topology.nnz for topology in sparse.topologies.values())
     return Outcome(right, weights, sparse.flops().step_ratio if sparse else 1.0, seconds)
-
-
-def demo(*, seeds: int = 3, steps: int = 1500, density: float = 0.1) -> None:
-    """Dense, RigL, SET and static side by side, with a progress bar and one table at the end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Table
-
-    if not 0 < density <= 1:
-        raise ValueError(f"density must lie in (0, 1], got {density}")
-    if seeds < 1 or steps < 140:
-        raise ValueError(f"expected at least 1 seed and 140 steps, got seeds={seeds}, steps={steps}")
-    share = f"{100 * (1 - density):g} %"
-    contenders: dict[str, sp.Method | None] = {
-        "dense": None,
-        f"RigL {share}": sp.rigl(steps=steps),
-        f"SET {share}": sp.set_(every=100, end=int(0.75 * steps)),
-        f"static {share}": sp.static(),
-    }
-    console = Console()
-    data = load_digits()
-    console.print(
-        f"An MLP 64-256-256-10 on scikit-learn's digits: {steps} steps, {seeds} seeds, "
-        f"{len(data.train_x)} images to train on, {len(data.test_x)} to test."
-    )
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeRemainingColumn())
-    table = Table(title="mean over seeds (± standard deviation)")
-    for column in ("", "test accuracy", "existing weights", "training FLOPs / dense", "seconds"):
-        table.add_column(column, justify="right" if column else "left")
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(contenders) * seeds * steps)
-        for name, method in contenders.items():
-            outcomes = []
-            for seed in range(seeds):
-
-                def show(step: int, loss: float, name: str = name, seed: int = seed) -> None:
-                    if step % 50 == 49:
-                        progress.update(task, advance=50, description=f"{name} seed {seed} loss {loss:.3f}")
-
-                outcomes.append(run(data, method, density=density, seed=seed, steps=steps, on_step=show))
-            table.add_row(name, *_row(outcomes))
-    console.print(table)
-    console.print(
-        "Layers that are large and sparse enough are stored compressed and computed by sparse kernels; "
-        "on a network this small most of the time goes elsewhere (`sparsight bench` measures the kernels)."
-    )
-
-
-def _row(outcomes: list[Outcome]) -> list[str]:
-    accuracy = [100 * outcome.accuracy for outcome in outcomes]
-    spread = statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0
-    return [
-        f"{statistics.mean(accuracy):.2f} ± {spread:.2f} %",
-        f"{outcomes[0].weights:,}",
-        f"{outcomes[0].flops_ratio:.3f}",
-        f"{statistics.mean(outcome.seconds for outcome in outcomes):.1f}",
-    ]

@@ -103,3 +103,12 @@ def _load(file: Path) -> ModuleType:
     except SyntaxError as error:
         raise ValueError(f"{file}, line {error.lineno}: {error.msg}") from None
     return module
+
+
+def free(folder: Path, name: str) -> Path:
+    """runs/image, or runs/image-2 where that is taken."""
+    run, number = folder / name, 1
+    while run.exists():
+        number += 1
+        run = folder / f"{name}-{number}"
+    return run

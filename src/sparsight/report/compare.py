@@ -111,15 +111,22 @@ def _printable(line: str) -> str:
 
 def compare_html(runs: Mapping[str, History]) -> str:
     """The whole file."""
-    groups = group(runs)
     figures: dict[str, Any] = {}
+    inner = f"<h1>{len(runs)} runs</h1>{comparison(runs, figures)}"
+    body = f"{html.bar('Sparsight comparison')}<main>{inner}</main>"
+    return html.document("Comparison – Sparsight", body, {"templates": html.templates(), "figures": figures})
+
+
+def comparison(runs: Mapping[str, History], figures: dict[str, Any], prefix: str = "") -> str:
+    """Tables and charts; their figures go into `figures`, under names that begin with `prefix`."""
+    groups = group(runs)
     sections = []
     for m, (metric, rows) in enumerate(tables(groups)):
         cards = []
         for axis in AXES:
             figure = overlay(groups, metric, axis)
             if figure is not None:
-                key = f"{axis.id}-{m}"
+                key = f"{prefix}{axis.id}-{m}"
                 figures[key] = html.figure_json(figure)
                 cards.append(
                     html.card(f"chart-{key}", f"{metric} at {axis.title}", f"Over {axis.unit}.", figure=key)
@@ -131,13 +138,11 @@ def compare_html(runs: Mapping[str, History]) -> str:
     seeds = any(len(g.runs) > 1 for g in groups)
     said = "Bands are one standard deviation over seeds. " if seeds else ""
     warnings = "".join(f'<p class="trouble">{html.safe(remark)}</p>' for remark in remarks(groups))
-    body = (
-        f"{html.bar('Sparsight comparison')}<main><h1>{len(runs)} runs</h1>"
+    return (
         f'<p class="note">{said}The dotted line is as far as all runs have come. '
         "FLOPs are counted in steps of each run's own dense model.</p>"
-        f"{warnings}{''.join(sections)}{_differences(groups)}</main>"
+        f"{warnings}{''.join(sections)}{_differences(groups)}"
     )
-    return html.document("Comparison – Sparsight", body, {"templates": html.templates(), "figures": figures})
 
 
 def _table(rows: list[list[str]]) -> str:

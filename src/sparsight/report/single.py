@@ -27,6 +27,11 @@ def write_report(run: Path | str, out: Path | None = None) -> Path:
     folder = store_of(run).parent.resolve()
     target = folder / "report.html" if out is None else out
     content = report_html(folder.name, sample(folder, points=POINTS), judge_all(folder))
+    return write_html(target, content)
+
+
+def write_html(target: Path, content: str) -> Path:
+    """Write a file; where that cannot be, say why in a sentence."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(content, "utf-8")
@@ -37,16 +42,19 @@ def write_report(run: Path | str, out: Path | None = None) -> Path:
 
 def report_html(name: str, history: History, judged: Judgement) -> str:
     """The whole file."""
-    history = with_findings(history, judged.events)
     figures: dict[str, Any] = {}
-    sections = [_section(section, history, figures) for section in SECTIONS]
-    body = [
-        html.bar("Sparsight report"),
-        f"<main>{_summary(name, history, judged)}{''.join(sections)}</main>",
-    ]
-    return html.document(
-        f"{name} – Sparsight", "".join(body), {"templates": html.templates(), "figures": figures}
-    )
+    inner = run_parts(name, history, judged, figures)
+    body = f"{html.bar('Sparsight report')}<main>{inner}</main>"
+    return html.document(f"{name} – Sparsight", body, {"templates": html.templates(), "figures": figures})
+
+
+def run_parts(
+    name: str, history: History, judged: Judgement, figures: dict[str, Any], prefix: str = ""
+) -> str:
+    """Summary and charts of a run; its figures go into `figures`, under names that begin with `prefix`."""
+    history = with_findings(history, judged.events)
+    sections = [_section(section, history, figures, prefix) for section in SECTIONS]
+    return f"{_summary(name, history, judged)}{''.join(sections)}"
 
 
 def _summary(name: str, history: History, judged: Judgement) -> str:
@@ -93,8 +101,9 @@ def _event(event: Event) -> str:
     )
 
 
-def _section(section: str, history: History, figures: dict[str, Any]) -> str:
-    cards = [c for chart in CHARTS if chart.section == section and (c := _card(chart, history, figures))]
+def _section(section: str, history: History, figures: dict[str, Any], prefix: str) -> str:
+    own = [chart for chart in CHARTS if chart.section == section]
+    cards = [card for chart in own if (card := _card(chart, history, figures, prefix))]
     if section == EVENTS:
         cards += _events(history.events)
     if not cards:
@@ -102,18 +111,18 @@ def _section(section: str, history: History, figures: dict[str, Any]) -> str:
     return f'<section><h2>{html.safe(section)}</h2><div class="cards">{"".join(cards)}</div></section>'
 
 
-def _card(chart: Chart, history: History, figures: dict[str, Any]) -> str:
+def _card(chart: Chart, history: History, figures: dict[str, Any], prefix: str) -> str:
     places = layers_of(chart, history)[:MOST_LAYERS] if chart.layered else []
     shown = []
     for i, layer in enumerate(places or [""]):
         figure = chart.figure(history, layer or None)
         if figure is not None:
-            shown.append((f"{chart.id}-{i}", layer))
-            figures[f"{chart.id}-{i}"] = html.figure_json(figure)
+            shown.append((f"{prefix}{chart.id}-{i}", layer))
+            figures[f"{prefix}{chart.id}-{i}"] = html.figure_json(figure)
     if not shown:
         return ""
     return html.card(
-        f"chart-{chart.id}",
+        f"chart-{prefix}{chart.id}",
         chart.title,
         chart.note,
         figure=shown[0][0],
