@@ -107,6 +107,14 @@ def test_mixture_of_experts(printed):
     assert "SparseMixer: error" in out
 
 
+def test_watch(printed):
+    out = printed("11_watch", steps=60)
+    experts = [float(number) for number in re.findall(r"effective experts  ([\d.]+) of 8", out)]
+    assert experts[0] > 6
+    assert experts[1] < 3
+    assert "numbers of the whole model" in out
+
+
 def test_heal(printed):
     out = printed("12_heal", steps=250)
     rows = re.findall(r"^(\w+) +quality ([-\d.]+), effective experts ([\d.]+) -> ([\d.]+)", out, re.MULTILINE)

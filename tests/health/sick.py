@@ -166,6 +166,13 @@ def rare_tokens(folder: Path) -> History:
     return train(model, adam(model), folder, task=Task(0, often))
 
 
+def hopeless(folder: Path) -> History:
+    """The labels of one expert's tokens are drawn by lot."""
+    model = PathNet(4, router=sp.routers.hashed(), balance=())
+    model(torch.zeros(KINDS, 16), torch.arange(KINDS))
+    return train(model, adam(model, 1e-2), folder, task=Task(0, hopeless=model.first.routing.expert == 1))
+
+
 def one_kind(folder: Path) -> History:
     """Three tokens of four are the same one, and a hash sends it to one expert."""
     often = torch.ones(KINDS)
@@ -268,6 +275,7 @@ SICK: dict[str, Sick] = {
     "depth router without a gradient": Sick("router_not_learning", deaf_depths),
     "all singletons": Sick("singletons", paths(estimator=sp.SparseMixer(r=1e-4))),
     "copies that stay copies": Sick("experts_alike", copies),
+    "an expert whose tokens cannot be learned": Sick("path_behind", hopeless),
     "an expert of zeros": Sick("capacity_without_competence", empty_expert),
     "NaN in one expert": Sick(
         "non_finite_gradient",

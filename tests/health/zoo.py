@@ -30,17 +30,22 @@ class Batch:
 class Task:
     """Points about 16 centres; the label hangs on the centre and on the side of a plane the point is on."""
 
-    def __init__(self, seed: int, frequencies: Tensor | None = None) -> None:
+    def __init__(self, seed: int, frequencies: Tensor | None = None, hopeless: Tensor | None = None) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.centres = torch.randn(KINDS, DIM, generator=self.generator)
         self.planes = torch.randn(KINDS, DIM, generator=self.generator)
         self.frequencies = torch.ones(KINDS) if frequencies is None else frequencies
+        self.hopeless = hopeless
 
     def batch(self, size: int = BATCH) -> Batch:
         kind = torch.multinomial(self.frequencies, size, replacement=True, generator=self.generator)
         noise = torch.randn(size, DIM, generator=self.generator)
         side = (noise * self.planes[kind]).sum(1) > 0
-        return Batch(self.centres[kind] + 0.7 * noise, (kind + 3 * side) % CLASSES, kind)
+        label = (kind + 3 * side) % CLASSES
+        if self.hopeless is not None:
+            chance = torch.randint(CLASSES, (size,), generator=self.generator)
+            label = torch.where(self.hopeless[kind], chance, label)
+        return Batch(self.centres[kind] + 0.7 * noise, label, kind)
 
 
 class PathNet(nn.Module):
@@ -123,7 +128,9 @@ def train(
         for step in range(steps):
             meddle(step)
             batch = task.batch()
-            loss = nn.functional.cross_entropy(model(batch.x, batch.ids), batch.y)
+            losses = nn.functional.cross_entropy(model(batch.x, batch.ids), batch.y, reduction="none")
+            watch.losses(losses)
+            loss = losses.mean()
             optimizer.zero_grad()
             (loss + sp.balance_loss(model) if routed else loss).backward()
             after_backward(step)

@@ -141,7 +141,7 @@ def test_the_command_line_passes_every_kind_of_knob(
     words = ["--steps", "6", "--density", "0.3", "--method", "set", "--experts", "2", "--capacity", "1.5"]
     assert main(tiny.arguments("image", *words, "--run", "r", "--threads", "1")) == 0
     out = capsys.readouterr().out
-    assert re.search(r"step 6/6 loss \S+ density 0.3 busiest expert \d\.\d×$", out, re.MULTILINE)
+    assert re.search(r"step 6/6 loss \S+ density 0.3 busiest expert \d\.\d× healthy$", out, re.MULTILINE)
     about = json.loads((folder / "r/run.json").read_text())
     assert about["knobs"]["weights"] == {"density": 0.3, "method": "set", "every": 0, "storage": "auto"}
     assert about["knobs"]["paths"]["capacity"] == 1.5
@@ -166,6 +166,8 @@ def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(folder: Path, t
     assert err == ""
     assert re.search(r"stopped after step \d+ of 40; everything is saved. Go on with", out)
     assert "\n  sparsight train --resume parts\n" in out
+    assert "report: parts/report.html" in out
+    assert "<html" in (folder / "parts/report.html").read_text()
     assert 2 <= checkpoint.read(folder / "parts")["progress"]["step"] < 40
     about = json.loads((folder / "parts/run.json").read_text())
     about["knobs"]["slow"] = 0.0  # the rest at full speed

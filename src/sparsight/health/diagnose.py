@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,16 +35,12 @@ def compare_runs(
 
 @dataclass(frozen=True)
 class Episode:
-    """A finding over time: as it was first found, as it was last found, and whether it is so at the end."""
+    """A finding over time: as it was found first, last and at its worst, and whether it is so at the end."""
 
     first: Finding
     last: Finding
+    worst: Finding
     ongoing: bool
-
-    @property
-    def worst(self) -> Finding:
-        """The more severe of the two."""
-        return by_urgency((self.last, self.first))[0]
 
 
 def replay(history: History, rules: Sequence[Rule] = ALL, *, looks: int = 200) -> list[Episode]:
@@ -64,6 +60,7 @@ def _replay(history: History, rules: Sequence[Rule], steps: NDArray[np.int64], l
     places = np.unique(np.linspace(0, len(steps) - 1, min(looks, len(steps))).round().astype(int)).tolist()
     first: dict[tuple[str, str], Finding] = {}
     last: dict[tuple[str, str], Finding] = {}
+    worst: dict[tuple[str, str], Finding] = {}
     before = -1
     current: set[tuple[str, str]] = set()
     for place in places:
@@ -73,10 +70,11 @@ def _replay(history: History, rules: Sequence[Rule], steps: NDArray[np.int64], l
             for finding in rule(then):
                 current.add(finding.key)
                 last[finding.key] = finding
+                worst[finding.key] = by_urgency((worst.get(finding.key, finding), finding))[0]
                 if finding.key not in first:
                     first[finding.key] = _earliest(history, rule, finding, steps[before + 1 : place])
         before = place
-    found = [Episode(first[key], last[key], key in current) for key in first]
+    found = [Episode(first[key], last[key], worst[key], key in current) for key in first]
     order = {finding.key: place for place, finding in enumerate(by_urgency(e.worst for e in found))}
     return sorted(found, key=lambda episode: (not episode.ongoing, order[episode.first.key]))
 
@@ -98,10 +96,8 @@ def _reading_steps(history: History) -> NDArray[np.int64]:
     """Every step with a reading of any quantity but the user's own, which come at every step."""
     watched = [s.steps for (name, _), s in history.series.items() if not name.startswith("log/")]
     parts = watched or [s.steps for s in history.series.values()]
-    longest: Callable[[NDArray[np.int64]], int] = len
-    if not parts:
+    # Series of one run share their steps; uniting a few hundred equal ones would cost seconds.
+    kinds = {(len(p), int(p[0]), int(p[-1])): p for p in parts if len(p)}
+    if not kinds:
         return np.empty(0, np.int64)
-    # Series of one run share their steps; uniting a few hundred equal ones again would cost seconds.
-    kinds = {(len(p), int(p[0]), int(p[-1])): p for p in sorted(parts, key=longest) if len(p)}
-    ends = [np.array([history.last_step], np.int64)]
-    return np.unique(np.concatenate([*kinds.values(), *ends])) if kinds else np.empty(0, np.int64)
+    return np.unique(np.concatenate([*kinds.values(), np.array([history.last_step], np.int64)]))

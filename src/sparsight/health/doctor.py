@@ -26,7 +26,7 @@ def examine(runs: Sequence[Path], *, baseline: Path | None = None, as_data: bool
             continue
         episodes = replay(history)
         if beside is not None:
-            episodes += [Episode(finding, finding, True) for finding in compare_runs(history, beside)]
+            episodes += [Episode(f, f, f, True) for f in compare_runs(history, beside)]
         pages.append(as_text(str(run), history, episodes))
         data.append(as_json(str(run), history, episodes))
         code = max(code, int(must_act(episodes)))

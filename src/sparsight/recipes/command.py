@@ -38,6 +38,8 @@ class Options:
         evaluations: How often quality is measured, evenly spaced, the last time at the end.
         checkpoint_every: Steps between checkpoints on the way; 0 saves at the end and on Ctrl-C alone.
         watch_every: Steps between two readings of the training's dynamics; 0 does not watch.
+        act: Do what the rules advise where something is wrong; without it they only say so.
+        report: Write report.html into the run's folder at the end and on Ctrl-C, where the run was watched.
         threads: Threads of torch; 0 leaves the choice to it.
         quiet: Print the result alone.
     """
@@ -46,6 +48,8 @@ class Options:
     evaluations: int = 4
     checkpoint_every: int = 0
     watch_every: int = 10
+    act: bool = False
+    report: bool = True
     threads: int = 0
     quiet: bool = False
 
@@ -139,9 +143,12 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
         evaluations=options.evaluations,
         checkpoint_every=options.checkpoint_every,
         watch_every=options.watch_every,
+        act=options.act,
         config={"recipe": about.recipe, "quality": training.main, **stored.flat(about.knobs)},
         quiet=options.quiet,
     )
+    if options.report and options.watch_every:
+        _report(run, options.quiet)
     if outcome.stopped_by is not None and outcome.step < outcome.steps:
         print(f"stopped after step {outcome.step} of {outcome.steps}; everything is saved. Go on with")
         print(f"  sparsight train --resume {shlex.quote(str(run))}")
@@ -155,6 +162,18 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
     if outcome.verdict not in ("", "healthy"):
         print(f"`sparsight doctor {shlex.quote(str(run))}` says more")
     return 0 if outcome.stopped_by is None else 128 + signal.Signals(outcome.stopped_by)
+
+
+def _report(run: Path, quiet: bool) -> None:
+    from sparsight.report.single import write_report
+
+    try:
+        write_report(run, run / "report.html")
+    except ValueError as error:  # the run itself is safe: the checkpoint came first
+        print(f"no report: {error}")
+        return
+    if not quiet:
+        print(f"report: {run / 'report.html'}")
 
 
 def _free(folder: Path, name: str) -> Path:

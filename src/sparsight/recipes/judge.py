@@ -1,4 +1,4 @@
-"""A look at a run's records now and then while it goes on: is it well, and if not, since when and why."""
+"""What the manager of a run has to say while it goes on, in sentences and in one line."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ import sparsight as sp
 
 @dataclass
 class Judge:
-    """Applies the rules to what `sp.watch` has written so far; records each finding, tells each rule once."""
+    """Tells each rule once: where a whole network is sick, the first layer says it for all."""
 
-    watch: sp.Watch
-    verdict: str = ""
-    """The last look in one line; empty before the first."""
-    told: set[tuple[str, str]] = field(default_factory=set)
+    manager: sp.Manager
+    told: set[str] = field(default_factory=set)
+    done: int = 0
 
-    def look(self) -> list[str]:
-        """What is new since the last look, in sentences; it goes onto the run's timeline as well.
+    @property
+    def verdict(self) -> str:
+        """The health of the run in one line; empty before it has been judged."""
+        return sp.verdict(self.manager.open.values()) if self.manager.judged else ""
 
-        One sentence a rule: where a whole network is sick, the first layer says it for all.
-        """
-        if self.watch.store is None:  # another process than the first
-            return []
-        self.watch.store.flush()
-        findings = sp.diagnose(sp.load_run(self.watch.store.folder))
-        self.verdict = sp.verdict(findings)
-        new = [f for f in findings if f.severity != "info" and f.key not in self.told]
+    def news(self) -> list[str]:
+        """What was found and done since the last look."""
         sentences = []
-        for finding in new:
-            if finding.rule not in {rule for rule, _ in self.told}:
+        for finding in self.manager.open.values():
+            if finding.severity != "info" and finding.rule not in self.told:
+                self.told.add(finding.rule)
                 sentences.append(f"step {finding.step}: {finding.message}")
-            self.told.add(finding.key)
-            self.watch.event(finding.as_event())
+        for applied in self.manager.done[self.done :]:
+            sentences.append(f"step {applied.step}: done: {applied.done.message}")
+        self.done = len(self.manager.done)
         return sentences
+
+    def conclude(self) -> None:
+        """Judge the run as it ends; too late to act."""
+        if self.manager.judged != self.manager.watch.step:
+            self.manager.judge(act=False)

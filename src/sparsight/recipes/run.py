@@ -21,9 +21,7 @@ from sparsight.recipes import checkpoint
 from sparsight.recipes.checkpoint import Progress
 from sparsight.recipes.judge import Judge
 from sparsight.recipes.progress import Show, numbers, show_for, sparsity
-from sparsight.recipes.training import Training
-
-_LOOKS = 10
+from sparsight.recipes.training import Stateful, Training
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,7 @@ def train(
     evaluations: int = 4,
     checkpoint_every: int = 0,
     watch_every: int = 10,
+    act: bool = False,
     config: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Outcome:
@@ -69,7 +68,8 @@ def train(
     that of a run that was never stopped, bit for bit. `evaluations` is how often quality is measured,
     evenly spaced, the last at the end. `checkpoint_every` saves every so many steps too, against a loss of
     power. `watch_every` is the number of steps between two readings of `sp.watch`, whose store goes into the
-    run folder with `config` in it; 0 does not watch.
+    run folder with `config` in it; 0 does not watch. What the rules find in it is said on the way; with `act`
+    what they advise is done (`sp.manage`).
     """
     if evaluations < 1 or checkpoint_every < 0 or watch_every < 0:
         raise ValueError(
@@ -82,12 +82,15 @@ def train(
     run.mkdir(parents=True, exist_ok=True)
     due = {round(training.steps * (n + 1) / evaluations) for n in range(evaluations)}
     with _watching(training, run, watch_every, config or {}) as watch, _signals() as stop:
-        progress = checkpoint.load(run, training, watch) if resume else Progress()
+        judge = None if watch is None else Judge(sp.manage(watch, act=act))
+        followers: dict[str, Stateful] = (
+            {} if judge is None else {"watch": judge.manager.watch, "manager": judge.manager}
+        )
+        progress = checkpoint.load(run, training, followers) if resume else Progress()
         show = show_for(quiet)
-        judge = None if watch is None else Judge(watch)
         show.begin(progress.step, training.steps)
         try:
-            _loop(_Run(training, run, progress, due, checkpoint_every, show, stop, watch, judge))
+            _loop(_Run(training, run, progress, due, checkpoint_every, show, stop, followers, judge))
         finally:
             show.end()
     said = "" if judge is None else judge.verdict
@@ -105,19 +108,19 @@ class _Run:
     checkpoint_every: int
     show: Show
     stop: _Stop
-    watch: sp.Watch | None
+    followers: Mapping[str, Stateful]
     judge: Judge | None
 
     def log(self, numbers: Mapping[str, float]) -> None:
-        if self.watch is not None:
-            self.watch.log(**numbers)
+        if self.judge is not None:
+            self.judge.manager.watch.log(**numbers)
 
     def save(self) -> None:
-        checkpoint.save(self.folder, self.training, self.progress, self.watch)
+        checkpoint.save(self.folder, self.training, self.progress, self.followers)
 
     def look(self) -> None:
         if self.judge is not None:
-            for sentence in self.judge.look():
+            for sentence in self.judge.news():
                 self.show.say(sentence)
 
     def line(self, measured: Mapping[str, float]) -> str:
@@ -128,8 +131,6 @@ class _Run:
 def _loop(run: _Run) -> None:
     training, progress, show = run.training, run.progress, run.show
     saved = progress.step
-    # Ten looks at most: each reads all that was recorded.
-    looks = max(training.steps // _LOOKS, 1)
     training.model.train()
     while progress.step < training.steps and run.stop.by is None:
         begin = time.perf_counter()
@@ -144,14 +145,14 @@ def _loop(run: _Run) -> None:
             run.log(progress.metrics)
             if progress.metrics:
                 show.say(f"step {progress.step}: {numbers(progress.metrics)}")
-        if progress.step % looks == 0:
-            run.look()
+        run.look()
         if run.checkpoint_every and progress.step % run.checkpoint_every == 0:
             run.save()
             saved = progress.step
     if saved != progress.step:
         run.save()
-    if run.judge is not None and (progress.step % looks or not run.judge.verdict):
+    if run.judge is not None:
+        run.judge.conclude()
         run.look()
 
 

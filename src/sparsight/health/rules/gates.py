@@ -192,8 +192,13 @@ def experts_alike(
     return found
 
 
-def path_behind(history: History, *, times: float = 2.0, readings: int = 10) -> list[Finding]:
-    """Tokens of one expert have `times` the loss of the others', and it does not fall while theirs does."""
+def path_behind(
+    history: History, *, times: float = 2.0, readings: int = 8, fall: float = 0.1
+) -> list[Finding]:
+    """Tokens of one expert have `times` the loss of the others', and it does not fall while theirs does.
+
+    Set against each other are two spans of `readings`; to fall is to lose `fall` of itself.
+    """
     found = []
     for path in paths(history, "expert_loss"):
         series = vectors(history, "moe/expert_loss", path.where).tail(2 * readings)
@@ -202,8 +207,8 @@ def path_behind(history: History, *, times: float = 2.0, readings: int = 10) -> 
         early = np.array([middle(column) for column in series.values[:readings].T])
         late = np.array([middle(column) for column in series.values[readings:].T])
         usual_early, usual = middle(early), middle(late)
-        behind = np.flatnonzero((late >= times * usual) & (late >= early)).tolist()
-        if not behind or not 0 < usual < usual_early:
+        behind = np.flatnonzero((late >= times * usual) & (late > (1 - fall) * early)).tolist()
+        if not behind or not 0 < usual < (1 - fall) * usual_early:
             continue
         worst = max(behind, key=lambda expert: late[expert])
         found.append(

@@ -123,18 +123,20 @@ def dead_experts(history: History, *, idle: int = 100, expected: float = 20.0) -
     return found
 
 
-def overload(history: History, *, times: float = 5.0, excess: float = 0.5) -> list[Finding]:
+def overload(
+    history: History, *, times: float = 5.0, excess: float = 0.5, least: float = 2.5
+) -> list[Finding]:
     """One expert has `times` the mean load, or `excess` of the way from an even share to every token.
 
-    The step waits for the busiest expert, and a capacity would drop what is too much for it.
+    The step waits for the busiest expert, and a capacity would drop what is too much for it. Below `least`
+    times the mean load, as with two of four experts a token, neither is worth a word.
     """
     found = []
     for layer in paths(history, "max_vio"):
         series = scalars(history, "moe/max_vio", layer.where)
         even = layer.k / layer.experts
-        limit = times - 1
-        if even < 1:
-            limit = min(limit, excess * (1 - even) / even)
+        serious = max(least, (even + excess * (1 - even)) / even)
+        limit = min(times, serious) - 1
         onset = since(series, partial(operator.le, limit))
         if onset is None:
             continue
@@ -146,7 +148,7 @@ def overload(history: History, *, times: float = 5.0, excess: float = 0.5) -> li
         found.append(
             Finding(
                 "overload",
-                "act" if all_of_them >= even + excess * (1 - even) else "warn",
+                "act" if ratio >= serious else "warn",
                 layer.where,
                 int(series.steps[-1]),
                 onset,

@@ -90,7 +90,9 @@ def short_lived_growth(history: History, *, share: float = 0.1, updates: int = 3
         series = vectors(history, "sparse/survival", where)
         first = Series(series.steps, series.values[:, 0]) if len(series) else series
         onset = since(first, lambda alive: alive < share, readings=updates, steps=1) if len(first) else None
-        if onset is None:
+        # While a layer is being pruned, the grown weights go with all the other small ones.
+        density = scalars(history, "sparse/density", where).tail(updates * 10)
+        if onset is None or (len(density) and density.values[0] > 1.01 * density.last):
             continue
         alive = average(first.tail(updates).values)
         found.append(
