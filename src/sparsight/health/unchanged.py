@@ -20,7 +20,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """Inference without gradients; modes, buffers, last routings and random numbers are put back after."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    looked = [(m, m.routing, getattr(m, "dropped", None)) for m in model.modules() if _routed(m)]
+    looked = [(m, m.routing, getattr(m, "_dropped", None)) for m in model.modules() if _routed(m)]
     device = [d for d in {p.device for p in model.parameters()} if d.type == "cuda"]
     with torch.random.fork_rng(device), torch.no_grad():
         try:
@@ -35,7 +35,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for layer, routing, dropped in looked:
                 layer.routing = routing
                 if dropped is not None:
-                    layer.dropped = dropped
+                    layer._dropped = dropped
 
 
 def _routed(module: nn.Module) -> bool:

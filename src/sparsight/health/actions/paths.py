@@ -222,6 +222,8 @@ class ExpertsPerToken:
                 raise RefusedError(
                     f"ExpertsPerToken: '{name}' can send a token to {allowed} experts, got {self.k}"
                 )
+            if moe.router_kind.companion is not None:
+                raise RefusedError(f"ExpertsPerToken: the penalty of '{name}' steers how many there are")
             needs = getattr(moe.estimator, "needs", None)
             if self.k > 1 and getattr(needs, "top1", False):
                 raise RefusedError(f"ExpertsPerToken: the estimator of '{name}' is for one expert a token")
