@@ -39,7 +39,8 @@ sanitize: $(READY)
 	$(BIN)/cmake --build build/sanitize -j 2
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 SPARSIGHT_NATIVE="$$(ls build/sanitize/_native*.so)" \
-	    $(BIN)/python -m pytest tests/kernels tests/nn tests/dst/test_rewire.py
+	    $(BIN)/python -m pytest tests/kernels tests/nn tests/dst/test_rewire.py \
+	        tests/moe/test_products.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

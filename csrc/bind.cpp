@@ -64,6 +64,8 @@ void convolve_backward(const Plan& plan, const std::vector<i64>& shape, Address 
 
 }  // namespace
 
+void bind_grouped(nb::module_& m);  // bind_grouped.cpp
+
 NB_MODULE(_native, m) {
   // torch.compile keeps what it traced until after the interpreter has gone; that is no leak of ours.
   nb::set_leak_warnings(false);
@@ -120,6 +122,7 @@ NB_MODULE(_native, m) {
   m.def("uniform", [](i64 first, i64 n, u64 seed, Address out) { uniform(first, n, seed, at<double>(out)); }, Free());
   m.def("set_bits", [](Address p, i64 n, Address bits) { set_bits(at<i64>(p), n, at<std::uint8_t>(bits)); }, Free());
 
+  bind_grouped(m);
   m.def("forward_f32", &forward<float>, Free());
   m.def("forward_f64", &forward<double>, Free());
   m.def("backward_f32", &backward<float>, Free());

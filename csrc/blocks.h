@@ -49,13 +49,15 @@ void gather_block_cell(const Cell& cell, const T* values, const T* in, T* out) {
   }
 }
 
-// Backward: as for single weights, but always four at a time, on rows that follow one another.
+// Backward: as for single weights, but always four at a time, on rows that follow one another. Here too the sums
+// over lanes are one turn behind (sparse.h says why).
 template <class T, int N, bool First, bool In, bool Values, int Block>
 void backward_block_cell(const Cell& cell, const T* values, const T* dout, const T* in, T* din, T* dvalues,
                          bool accumulate) {
   using V = Vec<T>;
   using R = typename V::R;
   constexpr i64 stride = N * V::W;
+  constexpr int Fours = Block / 4;
   const i32* outer = cell.outer;
   const u16* inner = cell.inner;
   for (const Run* run = cell.run; run != cell.run_end; ++run) {
@@ -67,25 +69,32 @@ void backward_block_cell(const Cell& cell, const T* values, const T* dout, const
         if (Values) x[j] = V::load(in + outer[s] * stride + j * V::W);
         if (In) g[j] = First ? V::zero() : V::load(d + j * V::W);
       }
-      for (int k = 0; k < length; ++k) {
-        const T* y = dout + inner[k] * (Block * stride);
+      auto four = [&](int n, R* dot) __attribute__((always_inline)) {
+        const T* y = dout + (inner[n / Fours] * i64(Block) + n % Fours * 4) * stride;
         SPS_KEEP_POINTER(y);
-        for (int part = 0; part < Block; part += 4) {
-          R dot[4];
-          for (int i = 0; i < 4; ++i) {
-            const R w = V::set1(In ? values[part + i] : T(0));
-            for (int j = 0; j < N; ++j) {
-              R t = V::load(y + (part + i) * stride + j * V::W);
-              if (In && Values) SPS_KEEP_VECTOR(t);
-              if (In) g[j] = V::fma(w, t, g[j]);
-              if (Values) dot[i] = j ? V::fma(t, x[j], dot[i]) : V::mul(t, x[j]);
-            }
+        for (int i = 0; i < 4; ++i) {
+          const R w = V::set1(In ? values[4 * n + i] : T(0));
+          for (int j = 0; j < N; ++j) {
+            R t = V::load(y + i * stride + j * V::W);
+            if (In && Values) SPS_KEEP_VECTOR(t);
+            if (In) g[j] = V::fma(w, t, g[j]);
+            if (Values) dot[i] = j ? V::fma(t, x[j], dot[i]) : V::mul(t, x[j]);
           }
-          if (Values) V::dots4(dvalues + part, dot[0], dot[1], dot[2], dot[3], accumulate);
         }
-        values += Block;
-        if (Values) dvalues += Block;
+      };
+      const int fours = length * Fours;
+      if (fours) {
+        R dot[4], next[4];
+        four(0, dot);
+        for (int n = 1; n < fours; ++n) {
+          four(n, next);
+          if (Values) V::dots4(dvalues + 4 * (n - 1), dot[0], dot[1], dot[2], dot[3], accumulate);
+          for (int i = 0; i < 4; ++i) dot[i] = next[i];
+        }
+        if (Values) V::dots4(dvalues + 4 * (fours - 1), dot[0], dot[1], dot[2], dot[3], accumulate);
       }
+      values += 4 * fours;
+      if (Values) dvalues += 4 * fours;
       if (In)
         for (int j = 0; j < N; ++j) V::store(d + j * V::W, g[j]);
       inner += length;

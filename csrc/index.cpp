@@ -1,6 +1,7 @@
 #include "index.h"
 
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 namespace sparsight {
@@ -9,12 +10,10 @@ template <class T>
 void best(const T* scores, const i64* positions, i64 n, i64 count, u64 seed, std::uint8_t* mask) {
   std::fill_n(mask, n, std::uint8_t(count >= n));
   if (count <= 0 || count >= n) return;
-  std::vector<i64> order(n);
-  for (i64 i = 0; i < n; ++i) order[i] = i;
   // Partition by score alone, which is quick, and settle ties at the boundary by their hash.
-  const auto higher = [scores](i64 a, i64 b) { return scores[a] > scores[b]; };
-  std::nth_element(order.begin(), order.begin() + count - 1, order.end(), higher);
-  const T threshold = scores[order[count - 1]];
+  std::vector<T> ranked(scores, scores + n);
+  std::nth_element(ranked.begin(), ranked.begin() + count - 1, ranked.end(), std::greater<T>());
+  const T threshold = ranked[count - 1];
   std::vector<i64> tied;
   i64 above = 0;
   for (i64 i = 0; i < n; ++i) {

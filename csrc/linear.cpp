@@ -76,77 +76,125 @@ void linear_forward(const Plan& plan, const T* x, i64 batch, const T* values, co
   });
 }
 
+namespace {
+
+constexpr i64 kGroups = 4;  // of tiles: each has sums of its own, and that many threads work without meeting
+
+// The backward pass. The batch is cut into a few groups of tiles, the same whatever the number of threads; a group
+// sums its own dvalues and dbias, tile after tile, and the groups are added up at the end, in their order. So
+// threads with groups of their own share nothing, and the result does not depend on how many there are.
 template <class T>
-void linear_backward(const Plan& plan, const T* dy, const T* x, i64 batch, const T* values, T* dx, T* dvalues,
-                     T* dbias, int threads) {
-  const Tiles<T> tiles(batch);
+struct Backward {
+  const Plan& plan;
+  const T *dy, *x, *values;
+  T *dx, *dvalues, *dbias;
+  const Tiles<T> tiles;
   const Ops<T>& op = ops<T>();
   const Pass& pass = plan.backward;
   const int block = plan.block;
-  const i64 in = plan.inputs, out = plan.outputs * block;
-  if (dbias) std::fill(dbias, dbias + out, T(0));
-  if (tiles.count == 0) {
-    if (dvalues) std::fill(dvalues, dvalues + plan.weights * block, T(0));
+  const i64 in = plan.inputs, out = plan.outputs * block, count = plan.weights * block;
+  const Walk walk{pass, tiles.full * i64(sizeof(T)) * block, 2 * tiles.full * i64(sizeof(T))};
+  const i64 groups = std::min(kGroups, tiles.count);
+  // With one tile a cell is done when it was visited, and a small buffer is enough. Otherwise values and the sums
+  // of each group are kept in the order of the cells, beside the group's sums of dy.
+  const bool once = tiles.count == 1;
+  T* packed = once ? nullptr : scratch(Use::packed).template get<T>(count + groups * (count + out));
+
+  T* sums(i64 group) const { return packed + count + group * count; }
+  T* bias_sums(i64 group) const { return once ? dbias : packed + count + groups * count + group * out; }
+
+  // One of two passes over a share of the weights: before the tiles, and after them.
+  void pack_values(int me, int team) const {
+    const i64 k0 = split(plan.weights, team, me), k1 = split(plan.weights, team, me + 1);
+    pack(pass, k0, k1, values, packed + k0 * block);
+  }
+  void add_groups(int me, int team) const {
+    if (dvalues) {
+      const i64 k0 = split(plan.weights, team, me), k1 = split(plan.weights, team, me + 1);
+      add_to_first(sums(0), count, k0 * block, k1 * block);
+      unpack(pass, k0, k1, sums(0) + k0 * block, dvalues);
+    }
+    if (dbias) {
+      const i64 o0 = split(out, team, me), o1 = split(out, team, me + 1);
+      add_to_first(bias_sums(0), out, o0, o1);
+      std::copy(bias_sums(0) + o0, bias_sums(0) + o1, dbias + o0);
+    }
+  }
+  void add_to_first(T* first, i64 apart, i64 begin, i64 end) const {
+    for (i64 g = 1; g < groups; ++g)
+      for (i64 i = begin; i < end; ++i) first[i] += first[g * apart + i];
+  }
+
+  // The chunks c0 to c1 of one group's tiles. Whoever has the first chunk sums dy too.
+  void group(i64 g, i64 c0, i64 c1) const {
+    T* bias = dbias && c0 == 0 ? bias_sums(g) : nullptr;
+    if (bias) std::fill(bias, bias + out, T(0));
+    const i64 side = std::min(walk.step, c1 - c0) * pass.chunk * tiles.full;
+    T* dys = scratch(Use::input).template get<T>(walk.slab * pass.panel * block * tiles.full);
+    T* xs = scratch(Use::output).template get<T>(2 * side);
+    const i64 first = split(tiles.count, groups, g), end = split(tiles.count, groups, g + 1);
+    for (i64 t = first; t < end; ++t)
+      for (i64 q0 = 0; q0 < pass.panels; q0 += walk.slab) {
+        const i64 q1 = std::min(pass.panels, q0 + walk.slab);
+        const i64 o0 = q0 * pass.panel * block, o1 = std::min(out, q1 * pass.panel * block);
+        op.load_tile(dy + tiles.begin(t) * out + o0, out, tiles.rows(t), o1 - o0, dys, bias ? bias + o0 : nullptr);
+        for (i64 c = c0; c < c1; c += walk.step)
+          step(g, t, t == first, q0, q1, c, std::min(c1, c + walk.step), dys, xs, xs + side);
+      }
+  }
+
+  // One tile: the panels q0 to q1, whose dY lies transposed in dys, with the inputs of the chunks c0 to c1.
+  void step(i64 g, i64 t, bool first_tile, i64 q0, i64 q1, i64 c0, i64 c1, const T* dys, T* xs, T* dxs) const {
+    const int rows = tiles.rows(t), stride = tiles.stride(t);
+    const i64 i0 = c0 * pass.chunk, i1 = std::min(in, c1 * pass.chunk);
+    if (dvalues && q0 == 0) op.load_tile(x + tiles.begin(t) * in + i0, in, rows, i1 - i0, xs, nullptr);
+    T* own = once ? scratch(Use::values).template get<T>(2 * pass.largest_cell * block) : nullptr;
+    for (i64 q = q0; q < q1; ++q)
+      for (i64 c = c0; c < c1; ++c) {
+        const i64 k = pass.first_weight(q, c), end = pass.first_weight(q, c + 1);
+        T* v = once ? own : packed + k * block;
+        T* dv = once ? own + pass.largest_cell * block : sums(g) + k * block;
+        if (once) pack(pass, k, end, values, v);
+        // Cells speak of inputs by number; these pointers are where input 0 would be.
+        op.backward(pass.cell(q, c), v, dys + (q - q0) * pass.panel * block * stride, xs - i0 * stride,
+                    dx ? dxs - i0 * stride : nullptr, dvalues ? dv : nullptr, tiles.vectors(t), q == 0, first_tile);
+        if (once && dvalues) unpack(pass, k, end, dv, dvalues);
+      }
+    if (dx && q1 == pass.panels) op.store_tile(dxs, rows, i1 - i0, nullptr, dx + tiles.begin(t) * in + i0, in);
+  }
+
+  void run(int threads) const {
+    parallel(threads, [&](int me, int team) {
+      if (!once) {
+        pack_values(me, team);
+        barrier(team);
+      }
+      // A task is one of `team` ranges of inputs of one group. A thread takes tasks that follow one another: whole
+      // groups where there are enough of them. Where several threads share one, each transposes its dY.
+      const std::vector<i64> bound = pass.share(team);
+      for (i64 task = groups * me, next; task < groups * (me + 1); task = next) {
+        const i64 part = task % team, stop = std::min<i64>(team, part + groups * (me + 1) - task);
+        next = task + stop - part;
+        if (bound[part] < bound[stop]) group(task / team, bound[part], bound[stop]);
+      }
+      if (once) return;
+      barrier(team);
+      add_groups(me, team);
+    });
+  }
+};
+
+}  // namespace
+
+template <class T>
+void linear_backward(const Plan& plan, const T* dy, const T* x, i64 batch, const T* values, T* dx, T* dvalues,
+                     T* dbias, int threads) {
+  if (batch == 0) {
+    if (dvalues) std::fill(dvalues, dvalues + plan.weights * plan.block, T(0));
+    if (dbias) std::fill(dbias, dbias + plan.outputs * plan.block, T(0));
     return;
   }
-  const i64 row = tiles.full * i64(sizeof(T));
-  const Walk walk(pass, row * block, 2 * row);
-  // Threads share out the inputs, so that each weight's gradient is summed by one thread, tile after tile. The
-  // transposed dY is made by all of them, in two buffers, so that one barrier a slab is enough: whoever writes a
-  // buffer again has passed the barrier of the slab between.
-  const i64 slab_size = walk.slab * pass.panel * block * tiles.full;
-  T* dys[2];
-  dys[0] = scratch(Use::input).get<T>((threads > 1 ? 2 : 1) * slab_size);
-  dys[1] = threads > 1 ? dys[0] + slab_size : dys[0];
-  // Values and their gradients in the order of the cells. With one tile a cell is done when it was visited, and
-  // each thread has a small buffer for it; otherwise they last from the first tile to the last.
-  const bool once = tiles.count == 1;
-  T* packed = once ? nullptr : scratch(Use::packed).get<T>(2 * plan.weights * block);
-
-  parallel(threads, [&](int me, int team) {
-    const std::vector<i64> bound = pass.share(team);
-    const i64 c0 = bound[me], c1 = bound[me + 1];
-    const i64 side = std::min(walk.step, c1 - c0) * pass.chunk * tiles.full;
-    T* xs = scratch(Use::output).get<T>(2 * side);
-    T* dxs = xs + side;
-    T* cell_values = once ? scratch(Use::values).get<T>(2 * pass.largest_cell * block) : nullptr;
-    int turn = 0;
-
-    for (i64 t = 0; t < tiles.count; ++t) {
-      const int rows = tiles.rows(t), stride = tiles.stride(t);
-      const T* x_tile = x + tiles.begin(t) * in;
-      const T* dy_tile = dy + tiles.begin(t) * out;
-      for (i64 q0 = 0, q1; q0 < pass.panels; q0 = q1, turn ^= 1) {
-        q1 = std::min(pass.panels, q0 + walk.slab);
-        // Whole vectors of outputs for each thread: the rest of a transposition goes one by one.
-        const i64 o0 = q0 * pass.panel * block, o1 = std::min(out, q1 * pass.panel * block);
-        const i64 units = (o1 - o0 + op.lanes - 1) / op.lanes;
-        const i64 r0 = o0 + split(units, team, me) * op.lanes;
-        const i64 r1 = std::min(o1, o0 + split(units, team, me + 1) * op.lanes);
-        op.load_tile(dy_tile + r0, out, rows, r1 - r0, dys[turn] + (r0 - o0) * stride, dbias ? dbias + r0 : nullptr);
-        barrier(team);
-
-        for (i64 first = c0; first < c1; first += walk.step) {
-          const i64 last = std::min(c1, first + walk.step);
-          const i64 i0 = first * pass.chunk, i1 = std::min(in, last * pass.chunk);
-          if (dvalues && q0 == 0) op.load_tile(x_tile + i0, in, rows, i1 - i0, xs, nullptr);
-          for (i64 q = q0; q < q1; ++q)
-            for (i64 c = first; c < last; ++c) {
-              const i64 k = pass.first_weight(q, c), end = pass.first_weight(q, c + 1);
-              T* v = once ? cell_values : packed + k * block;
-              T* dv = once ? v + pass.largest_cell * block : v + plan.weights * block;
-              if (t == 0) pack(pass, k, end, values, v);
-              // Cells speak of inputs by number; these pointers are where input 0 would be.
-              op.backward(pass.cell(q, c), v, dys[turn] + (q - q0) * pass.panel * block * stride, xs - i0 * stride,
-                          dx ? dxs - i0 * stride : nullptr, dvalues ? dv : nullptr, tiles.vectors(t), q == 0, t == 0);
-              if (dvalues && t + 1 == tiles.count) unpack(pass, k, end, dv, dvalues);
-            }
-          if (dx && q1 == pass.panels)
-            op.store_tile(dxs, rows, i1 - i0, nullptr, dx + tiles.begin(t) * in + i0, in);
-        }
-      }
-    }
-  });
+  Backward<T>{plan, dy, x, values, dx, dvalues, dbias, Tiles<T>(batch)}.run(threads);
 }
 
 #define SPS_INSTANTIATE(T)                                                                         \

@@ -83,10 +83,17 @@ void backward_cell(const Cell& cell, const T* values, const T* dout, const T* in
         }
         return dot;
       };
+      // The sums over lanes wait long for their operands, so those of four weights are taken while the next four
+      // are under way: the scheduler then always finds a multiply-add that is ready.
       int k = 0;
-      for (; k + 4 <= length; k += 4) {
-        const R a = weight(k), b = weight(k + 1), c = weight(k + 2), e = weight(k + 3);
-        if (Values) V::dots4(dvalues + k, a, b, c, e, accumulate);
+      if (length >= 4) {
+        R a = weight(0), b = weight(1), c = weight(2), e = weight(3);
+        for (k = 4; k + 4 <= length; k += 4) {
+          const R a2 = weight(k), b2 = weight(k + 1), c2 = weight(k + 2), e2 = weight(k + 3);
+          if (Values) V::dots4(dvalues + k - 4, a, b, c, e, accumulate);
+          a = a2, b = b2, c = c2, e = e2;
+        }
+        if (Values) V::dots4(dvalues + k - 4, a, b, c, e, accumulate);
       }
       if (k < length) {
         const int rest = length - k;

@@ -40,19 +40,18 @@ class TopK {
     double score;
     i64 position;
   };
-  // The hash is worked out only where scores tie, which keeps entries small and comparisons short.
-  auto before() const {
-    return [seed = seed_](const Entry& a, const Entry& b) {
-      if (a.score != b.score) return a.score > b.score;
-      return position_hash(u64(a.position), seed) < position_hash(u64(b.position), seed);
-    };
-  }
+  template <class T>
+  T guess(const T* scores, i64 count) const;
+  bool holds(double floor) const;
+  template <class T>
+  bool scan(const T* scores, i64 first, i64 count, T guess);
   void trim();
 
   i64 k_;
   u64 seed_;
   std::vector<i64> kept_;
-  std::vector<Entry> found_;
+  std::vector<Entry> found_;  // room for three times k and a line; the first size_ are there
+  i64 size_ = 0;
   double floor_ = -std::numeric_limits<double>::infinity();  // what is below it cannot be among the k
 };
 

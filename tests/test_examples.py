@@ -107,6 +107,14 @@ def test_mixture_of_experts(printed):
     assert "SparseMixer: error" in out
 
 
+def test_watch(printed):
+    out = printed("11_watch", steps=60)
+    experts = [float(number) for number in re.findall(r"effective experts  ([\d.]+) of 8", out)]
+    assert experts[0] > 6
+    assert experts[1] < 3
+    assert "numbers of the whole model" in out
+
+
 def test_every_example_is_tested_and_runs_as_a_script():
     tested = re.findall(r'printed\("(\w+)"', Path(__file__).read_text())
     scripts = sorted(EXAMPLES.glob("*.py"))

@@ -40,14 +40,16 @@ def bench(
     repeats: int = 11,
     sparsities: tuple[float, ...] = (0.80, 0.90, 0.95, 0.98, 0.99),
     threads: tuple[int, ...] = (),
+    only: Literal["all", "layers", "moe"] = "all",
 ) -> None:
-    """Measure the kernels against dense torch; print, store and draw the result.
+    """Measure layers and mixtures of experts against dense torch; print, store and draw the result.
 
     Args:
         out: Folder for the table (text and JSON) and the picture.
         repeats: Timings of each candidate, taken by turns.
         sparsities: Shares of the weights that are missing.
         threads: Numbers of threads; one and all of them by default.
+        only: Sparse layers alone, or mixtures of experts alone; both by default.
     """
     import torch
     from rich.console import Console
@@ -57,11 +59,15 @@ def bench(
     console = Console(stderr=True)
     counts = threads or tuple(dict.fromkeys((1, torch.get_num_threads())))
     with console.status("starting") as status:
+        # A spinner shows nothing where there is no terminal, and this takes a while: say it line by line.
+        say = status.update if console.is_terminal else console.print
+        layers, mixtures = only != "moe", only != "layers"
         rows, memories = table.run(
-            sparsities=sparsities, thread_counts=counts, repeats=repeats, say=status.update
+            sparsities=sparsities if layers else (), thread_counts=counts, repeats=repeats, say=say
         )
-    print(table.render(rows, memories))
-    for path in table.save(rows, memories, out):
+        moe = table.run_moe(thread_counts=counts if mixtures else (), repeats=repeats, say=say)
+    print(table.render(rows, memories, moe))
+    for path in table.save(rows, memories, out, moe):
         console.print(f"written: {path}")
 
 

@@ -124,7 +124,8 @@ class Topology:
 
     def positions(self) -> Tensor:
         """Sorted flat positions of the existing weights, int64."""
-        return self.row_of_each() * self.fan_in + self.col
+        begins = torch.arange(self.rows, device=self.col.device) * self.fan_in
+        return begins.repeat_interleave(self.crow.diff(), output_size=self.nnz).add_(self.col)
 
     def mask(self) -> Tensor:
         """True where a weight exists, in the weight's own shape."""

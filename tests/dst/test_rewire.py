@@ -1,5 +1,6 @@
 """Properties of rewire over odd shapes, ties, and blocks of any size."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,13 +72,26 @@ def test_a_streamed_score_gives_the_same_choice_for_any_block(view, block, fract
     size = view.topology.size
     count = int(fraction * (size - view.topology.nnz))
     kept = view.topology.positions()
-    places, scores = torch.arange(size), view.dense_grad.abs()
-    whole = best_of_blocks(kept, iter([(places, scores)]), count, view.seed)
-    pieces = list(zip(places.split(block), scores.split(block), strict=True))
+    scores = view.dense_grad.abs()
+    whole = best_of_blocks(kept, iter([(0, scores)]), count, view.seed)
+    pieces = list(zip(range(0, size, block), scores.split(block), strict=True))
     for search in (best_of_blocks, best_of_blocks_in_torch):
         assert search(kept, iter(pieces), count, view.seed).tolist() == whole.tolist()
     assert whole.numel() == count
     assert not set(whole.tolist()) & set(kept.tolist())
+
+
+@pytest.mark.parametrize("count", [1, 50, 3000, 30_000, 70_000])
+@pytest.mark.parametrize("levels", [2, 7, 0])
+def test_a_search_through_many_scores_agrees_with_the_slow_twin(count, levels):
+    """Large enough for the guessed floor, with scores that tie (levels) or rise towards the end."""
+    scores = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+    scores = scores.mul(levels).floor() if levels else scores + torch.linspace(0, 5, scores.numel())
+    kept = torch.arange(0, scores.numel(), 7)
+    pieces = list(zip(range(0, scores.numel(), 40_000), scores.split(40_000), strict=True))
+    found = best_of_blocks(kept, iter(pieces), count, 3)
+    assert torch.equal(found, best_of_blocks_in_torch(kept, iter(pieces), count, 3))
+    assert torch.equal(found, best_of_blocks(kept, iter([(0, scores)]), count, 3))
 
 
 @given(layers(), st.integers(0, 5))

@@ -6,6 +6,7 @@ import math
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -66,8 +67,8 @@ def test_only_the_whole_model_by_default(tmp_path: Path):
     assert tags["histograms"] == []
 
 
-def wandb_history(file: Path) -> list[dict[str, object]]:
-    """The history records of a .wandb file: a LevelDB log of the package's own protocol buffers."""
+def wandb_records(file: Path) -> list:
+    """The records of a .wandb file: a LevelDB log of the package's own protocol buffers."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, part, found = file.read_bytes(), 7, b"", []
@@ -83,10 +84,20 @@ def wandb_history(file: Path) -> list[dict[str, object]]:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(part)
             part = b""
-            if record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                found.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
+            found.append(record)
     return found
+
+
+def wandb_history(file: Path) -> list[dict[str, object]]:
+    """Its history, once the run's end is in the file: wandb's own process writes it, and takes its time."""
+    until = time.monotonic() + 60
+    records = wandb_records(file)
+    while not any(record.HasField("exit") for record in records):
+        assert time.monotonic() < until, "no end of the run in the file"
+        time.sleep(0.1)
+        records = wandb_records(file)
+    lines = [record.history.item for record in records if record.HasField("history")]
+    return [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in line} for line in lines]
 
 
 def test_wandb_keeps_an_offline_run_with_the_step_as_axis(tmp_path: Path):

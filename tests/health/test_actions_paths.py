@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sparsight as sp
-from sparsight.dynamics.routes import Part, Route, find_routes, routed
+from sparsight.dynamics.routes import Part, Route, Seen, find_routes, routed
 from sparsight.health.actions import RefusedError, Run
 from sparsight.moe.balancers import at
 
@@ -245,7 +245,7 @@ class Fused(nn.Module):
     def forward(self, x):
         logits = self.gate(x)
         top = logits.argmax(-1)
-        self.chosen = top
+        self.chosen, self.logits = top, logits.detach()
         return torch.einsum("td,tdh->th", x, self.up[top]) * logits.softmax(-1).amax(-1, keepdim=True)
 
 
@@ -255,7 +255,10 @@ def foreign():
     def adapter(name: str, module: nn.Module) -> Route | None:
         if not isinstance(module, Fused):
             return None
-        see = sp.where_logits(lambda n, m: True, lambda m, y: m.gate.weight)("gate", module.gate).see
+
+        def see(module, args, kwargs, output):
+            return Seen(module.chosen, torch.arange(len(module.chosen)), module.logits)
+
         parts = tuple((Part(module.up, e),) for e in range(4))
         return Route(name, module, 4, 1, see, tuple(module.gate.parameters()), parts)
 
@@ -352,3 +355,41 @@ def test_an_action_on_all_layers_reaches_each():
     assert [layer.router_kind.jitter for layer in model] == [0.3, 0.3]
     with pytest.raises(RefusedError, match="which layer"):
         A.Revive("", (1,), source=0).apply(replace(run_of(model), step=1))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
+def test_the_experts_of_transformers_are_revived(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts_per_tok": 1,
+        "num_local_experts": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+        "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4,
+        "head_dim": 4, "first_k_dense_replace": 0,
+    }  # fmt: skip
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    ids = torch.randint(1, 32, (8, 16))
+    with sp.watch(model, optimizer, tmp_path / "run", every=1) as watch:
+        manager = sp.manage(watch)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+        (route,) = watch.routes
+        busiest = int(manager.run().loads[route.name].argmax())
+        dead = (busiest + 1) % 4
+        done = manager.apply(A.Revive(route.name, (dead,), noise=0.0))
+        assert done.message.endswith(f"expert {dead} from {busiest}")
+        for a, b in zip(route.parts[busiest], route.parts[dead], strict=True):
+            assert torch.equal(a.cut(a.param), b.cut(b.param))
+            moments = optimizer.state[a.param]["exp_avg"]
+            assert torch.equal(a.cut(moments), b.cut(moments))
+        manager.undo()
+        assert not torch.equal(a.cut(a.param), b.cut(b.param))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    found = sp.stress(model, [({"input_ids": ids}, ids)])
+    rows = [row for row in found.rows if row.shift == "expert off"]
+    assert len(rows) == 4
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())

@@ -32,7 +32,7 @@ def counts(sparse):
 
 
 def test_the_search_goes_on_with_another_fraction_period_and_end():
-    model, optimizer, sparse, _run = sparse_model(method=sp.rigl(steps=200, every=5, end=0.05))
+    model, optimizer, sparse, _ = sparse_model(method=sp.rigl(steps=200, every=5, end=0.05))
     train(model, optimizer, 20)
     assert sparse.updates == 1  # the one at the end swaps nothing
     before = sparse.method
@@ -116,7 +116,7 @@ def test_dead_neurons_get_weights_and_the_count_stays_exact(storage, kind):
 
 
 def test_regrowing_where_nothing_is_dead_is_refused():
-    *_, _sparse, run = sparse_model(density=0.5)
+    *_, run = sparse_model(density=0.5)
     with pytest.raises(RefusedError, match="is dead"):
         A.Regrow().apply(run)
 

@@ -178,3 +178,22 @@ def test_reinforce_takes_a_loss_per_token_and_refuses_another_count():
     moe(torch.randn(6, 8))
     with pytest.raises(ValueError, match="each of 6 tokens, got 5"):
         sp.reinforce_loss(moe, torch.zeros(5))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_switch_loss_is_exactly_one_at_uniform_routing_for_every_k(k):
+    experts, tokens = 4, 8
+    prob = torch.full((tokens, experts), 1 / experts)
+    token = torch.arange(tokens).repeat(k)
+    expert = torch.cat([(torch.arange(tokens) + j) % experts for j in range(k)])
+    routing = Routing(token, expert, prob[token, expert], prob, prob.log())
+    assert sp.SwitchLoss(1.0).loss(routing, {}, 0).item() == 1.0
+
+
+def test_switch_loss_is_at_least_one_where_loads_follow_probabilities_and_may_be_less_where_they_do_not():
+    prob = torch.tensor([[0.6, 0.4], [0.6, 0.4], [0.1, 0.9], [0.6, 0.4]], dtype=torch.float64)
+    with_it = Routing(torch.arange(4), torch.tensor([0, 1, 1, 1]), prob[:, 0], prob, prob.log())
+    against = Routing(torch.arange(4), prob.argmax(1), prob.amax(1), prob, prob.log())
+    # P = (0.475, 0.525): 2·(¼·0.475 + ¾·0.525) and 2·(¾·0.475 + ¼·0.525)
+    assert sp.SwitchLoss(1.0).loss(with_it, {}, 0).item() == pytest.approx(1.025)
+    assert sp.SwitchLoss(1.0).loss(against, {}, 0).item() == pytest.approx(0.975)

@@ -27,7 +27,9 @@ import torch
 import sparsight as sp
 
 
-def mine(*, lr: float = 1e-2, width: int = 8, slow: float = 0.0, steps: int = 40) -> sp.Training:
+def mine(
+    *, lr: float = 1e-2, width: int = 8, slow: float = 0.0, sick: int = 0, steps: int = 40
+) -> sp.Training:
     """Learn to add.
 
     Args:
@@ -46,7 +48,7 @@ def mine(*, lr: float = 1e-2, width: int = 8, slow: float = 0.0, steps: int = 40
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        return {"loss": loss.item()}
+        return {"loss": float("nan") if 0 < sick <= i else loss.item()}
 
     return sp.Training(model, optimizer, steps, step, lambda: {"error": step_error(model)})
 
@@ -103,8 +105,22 @@ def test_a_recipe_of_one_s_own_works_like_ours(folder: Path, capsys: pytest.Capt
     assert "\x1b" not in out
     about = json.loads((folder / "runs/mine/run.json").read_text())
     assert about["recipe"] == f"{folder / 'mine.py'}:mine"
-    assert about["knobs"] == {"lr": 0.02, "width": 16, "slow": 0.0, "steps": 40}
+    assert about["knobs"] == {"lr": 0.02, "width": 16, "slow": 0.0, "sick": 0, "steps": 40}
     assert sp.load_run(folder / "runs/mine").meta["config"]["width"] == 16
+
+
+def test_the_verdict_is_shown_and_a_sick_run_is_told_and_recorded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["mine.py:mine", "--steps", "60", "--run", "well"]) == 0
+    assert ", healthy, in well" in capsys.readouterr().out
+    assert main(["mine.py:mine", "--steps", "60", "--sick", "20", "--run", "sick"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^step \d+: .* loss is (NaN|infinite)", out, re.MULTILINE), out
+    assert re.search(r"sick: .* in sick$", out, re.MULTILINE), out
+    assert "sparsight doctor sick" in out
+    events = sp.load_run(folder / "sick").events
+    assert any(event.kind == "finding" and event.severity == "act" for event in events)
 
 
 def test_a_second_run_gets_a_folder_of_its_own_and_quiet_is_quiet(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import sparsight as sp
 from sparsight.bench.measure import Ratio, by_turns, ratio
+from sparsight.nn.linear import SparseLinear
 
 Call = Callable[[], object]
 
@@ -89,7 +90,7 @@ def _sparsified(dense: nn.Module, storage: str, sparsity: float, block: tuple[in
         storage=storage,  # type: ignore[arg-type]
         distribution=sp.uniform(first_dense=False),
     )
-    return model
+    return model[0]  # the layer by itself, as the dense one is
 
 
 def linear_rows(
@@ -107,10 +108,11 @@ def linear_rows(
     for rows in (4, 8) if blocks else ():
         if shape.outputs % rows == 0:
             models[f"block {rows}×1"] = _sparsified(dense, "compressed", sparsity, (rows, 1))
-    topology = models["compressed"][0].topology  # type: ignore[index]
+    compressed = models["compressed"]
+    assert isinstance(compressed, SparseLinear)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's sparse CSR announces itself as beta
-        models["torch CSR"] = _Csr(dense, topology)
+        models["torch CSR"] = _Csr(dense, compressed.topology)
         models["torch CSR"](x[:1])
     return _rows(str(shape), sparsity, threads, models, x, repeats)
 
@@ -150,10 +152,11 @@ def _forward(model: nn.Module, x: Tensor) -> Call:
 def _both(model: nn.Module, x: Tensor) -> Call:
     own = x.clone().requires_grad_()
     dy = torch.randn_like(model(own))
+    leaves = [own, *model.parameters()]
 
     def call() -> None:
-        own.grad = None
-        model.zero_grad()
+        for leaf in leaves:  # or gradients would be added up
+            leaf.grad = None
         model(own).backward(dy)
 
     return call

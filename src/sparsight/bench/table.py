@@ -13,6 +13,7 @@ import torch
 
 from sparsight.bench.layers import CONV, LINEAR, ODD, Row, conv_rows, linear_rows
 from sparsight.bench.measure import threads as with_threads
+from sparsight.bench.moe import MoERow, moe_rows, render_moe
 from sparsight.bench.training import Memory, memory, step_row
 from sparsight.dst.summary import text_table
 from sparsight.kernels import native
@@ -38,6 +39,15 @@ def run(
     return rows, [memory(sparsity) for sparsity in sparsities]
 
 
+def run_moe(*, thread_counts: Iterable[int], repeats: int, say: Callable[[str], None]) -> list[MoERow]:
+    """Every row of the tables for mixtures of experts."""
+    rows: list[MoERow] = []
+    for count in thread_counts:
+        with with_threads(count):
+            rows += moe_rows(count, repeats=repeats, say=say)
+    return rows
+
+
 def geometric_mean(rows: Iterable[Row], candidate: str) -> float:
     """Over the medians of rows that have this candidate."""
     logs = [math.log(row.ratios[candidate].median) for row in rows if candidate in row.ratios]
@@ -61,8 +71,14 @@ def means(rows: list[Row]) -> list[tuple[int, float, dict[str, float]]]:
     return out
 
 
-def render(rows: list[Row], memories: list[Memory]) -> str:
-    """The tables as text."""
+def render(rows: list[Row], memories: list[Memory], mixtures: Iterable[MoERow] = ()) -> str:
+    """The tables as text, of what was measured."""
+    mixtures = list(mixtures)
+    parts = [_render_layers(rows, memories)] if rows else [machine()]
+    return "\n\n".join(parts + [render_moe(mixtures)] * bool(mixtures))
+
+
+def _render_layers(rows: list[Row], memories: list[Memory]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.ratios))
     head = ["", "shape", "sparsity", "threads", *names]
     body = [
@@ -111,18 +127,22 @@ def machine() -> str:
     return f"{cpu}, torch {torch.__version__}, kernels: {native.isa()}"
 
 
-def save(rows: list[Row], memories: list[Memory], folder: Path) -> list[Path]:
+def save(
+    rows: list[Row], memories: list[Memory], folder: Path, mixtures: Iterable[MoERow] = ()
+) -> list[Path]:
     """The table as text and JSON, and the picture; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
+    mixtures = list(mixtures)
     text, data = folder / "bench.txt", folder / "bench.json"
-    text.write_text(render(rows, memories) + "\n")
+    text.write_text(render(rows, memories, mixtures) + "\n")
     content = {
         "machine": machine(),
         "rows": [asdict(r) for r in rows],
         "memory": [asdict(m) for m in memories],
+        "moe": [asdict(r) for r in mixtures],
     }
     data.write_text(json.dumps(content, indent=1) + "\n")
-    return [text, data, draw(rows, folder / "speedup.svg")]
+    return [text, data, *([draw(rows, folder / "speedup.svg")] if rows else [])]
 
 
 def draw(rows: list[Row], path: Path) -> Path:

@@ -70,5 +70,5 @@ def _topology(
         score = chance.uniform(places, seed)
     if bad := int(score.isnan().sum()):
         raise ValueError(f"layer '{name}': {bad} of {score.numel()} initial scores are NaN")
-    filled = structure.fill(None, places[:0], iter([(places, score)]), Fill(shape, count, seed))
+    filled = structure.fill(None, places[:0], iter([(0, score)]), Fill(shape, count, seed))
     return topology_of(shape, filled)

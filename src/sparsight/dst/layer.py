@@ -83,8 +83,7 @@ class Layer:
             return Topology.full(forward.shape, forward.col.device)
         plan = Fill(forward.shape, max(round(density * forward.size), forward.nnz), seed)
         size = self.weight.param.detach().abs().flatten()
-        places = torch.arange(size.numel(), device=size.device)
-        filled = Unstructured().fill(None, forward.positions(), iter([(places, size)]), plan)
+        filled = Unstructured().fill(None, forward.positions(), iter([(0, size)]), plan)
         return Topology.from_positions(forward.shape, filled)
 
     def view(self, seed: int, reduce: Reduce = lambda tensor: tensor) -> LayerView:

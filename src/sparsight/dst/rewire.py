@@ -101,8 +101,7 @@ def rewire(
     def scored() -> ScoreBlocks:
         assert grow is not None
         for block in view.blocks():
-            span = block.span
-            yield span, _checked(grow(block), span.numel(), "grow", view)
+            yield block.first, _checked(grow(block), block.size, "grow", view)
 
     if quota.keep:
         scores = _checked(drop(view), old.nnz, "drop", view)

@@ -15,7 +15,7 @@ from sparsight.kernels.index import ScoreBlocks, best, best_of_blocks, merged
 from sparsight.topology import Topology, matrix_shape
 
 
-def _whole(blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+def _whole(blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
     return torch.cat([scores for _, scores in blocks])
 
 
@@ -102,8 +102,7 @@ class Block:
         pooled = _whole(blocks).view(out, self.rows, wide, self.cols).sum((1, 3)).flatten()
         taken = self._unit_of(kept, plan.shape).unique()
         wanted = plan.total // (self.rows * self.cols) - taken.numel()
-        units = torch.arange(out * wide, device=kept.device)
-        grown = best_of_blocks(taken, iter([(units, pooled)]), wanted, plan.seed)
+        grown = best_of_blocks(taken, iter([(0, pooled)]), wanted, plan.seed)
         return self._expand(torch.cat([taken, grown]), plan.shape)
 
 
@@ -171,8 +170,7 @@ class ConstantFanIn:
         alive = torch.ones(rows, dtype=torch.bool, device=kept.device)
         if before is not None and before.nnz:
             alive = before.crow.diff() > 0
-            places = torch.arange(scores.numel(), device=kept.device)
-            promising = best_of_blocks(kept, iter([(places, scores)]), plan.total - kept.numel(), plan.seed)
+            promising = best_of_blocks(kept, iter([(0, scores)]), plan.total - kept.numel(), plan.seed)
             salient = torch.bincount(torch.cat([kept, promising]) // fan_in, minlength=rows)
             alive = self._survivors(alive, salient, plan.total, fan_in)
         width = min(plan.total // int(alive.sum()), fan_in)

@@ -30,8 +30,9 @@ class Lineage:
 
     first: NDArray[np.int64]
     """A sample of the positions that existed at the beginning."""
-    grown: deque[NDArray[np.int64]] = field(default_factory=lambda: deque(maxlen=GENERATIONS))
+    grown: deque[NDArray[np.int64]] = field(default_factory=lambda: deque(maxlen=GENERATIONS + 1))
     """Samples of the positions grown by the last updates, the latest first."""
+    fresh_count: int = 0
     churn: float | None = None
     margin: float | None = None
     fresh: NDArray[np.int64] | None = None
@@ -57,7 +58,7 @@ class Connections:
         new = (rewiring.source < 0).nonzero().squeeze(1).cpu().numpy()
         lineage.churn = len(new) / max(rewiring.after.nnz, 1)
         lineage.margin = _margin(layer.weight.values().abs(), rewiring, len(new))
-        lineage.fresh = new[offsets(len(new), 2)]
+        lineage.fresh, lineage.fresh_count = new[offsets(len(new), 2)], len(new)
         lineage.grown.appendleft(positions_at(rewiring.after, lineage.fresh))
         lineage.changed = True
 
@@ -143,9 +144,10 @@ def _margin(size: Tensor, rewiring: Rewiring, grown: int) -> float | None:
     dropped = rewiring.before.nnz - kept
     if not kept or not dropped:
         return None
-    # The source of a grown weight is −1, which finds the zero at the end.
-    stay = float(torch.cat([size, size.new_zeros(1)])[rewiring.source].sum())
-    return (float(size.sum()) - stay) / dropped / (stay / kept) if stay else None
+    # The source of a grown weight is −1, which finds the zero at the end. Sums in float64: what was dropped
+    # is the small difference of two large ones.
+    stay = float(torch.cat([size, size.new_zeros(1)])[rewiring.source].sum(dtype=torch.float64))
+    return (float(size.sum(dtype=torch.float64)) - stay) / dropped / (stay / kept) if stay else None
 
 
 def _grad_ratio(layer: Layer, lineage: Lineage) -> float | None:
@@ -156,8 +158,10 @@ def _grad_ratio(layer: Layer, lineage: Lineage) -> float | None:
     assert grad is not None
     size = grad.abs()
     fresh, lineage.fresh = lineage.fresh, None
-    mean = float(size.mean())
-    return float(size[torch.from_numpy(fresh).to(size.device)].mean()) / mean if mean else None
+    grown = float(size[torch.from_numpy(fresh).to(size.device)].mean())
+    others = size.numel() - lineage.fresh_count
+    rest = float(size.sum(dtype=torch.float64)) - grown * lineage.fresh_count
+    return grown / (rest / others) if others and rest > 0 else None
 
 
 def grid_of(shape: tuple[int, ...]) -> tuple[int, int]:

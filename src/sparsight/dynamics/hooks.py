@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,10 +53,10 @@ class Padding:
         ]
 
     def _enter(self, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        bound = inspect.signature(stack.forward).bind_partial(*args, **kwargs).arguments
-        more = bound.get("kwargs")
-        told = bound.get("attention_mask", more.get("attention_mask") if isinstance(more, dict) else None)
-        self._masks[stack] = told
+        if "attention_mask" not in kwargs and args:
+            # Given by position: slower to find, and nobody inside a model does it.
+            kwargs = inspect.signature(stack.forward).bind_partial(*args, **kwargs).arguments
+        self._masks[stack] = kwargs.get("attention_mask")
 
     def take_out(self, route: Route, seen: Seen) -> Seen:
         """What was decided, without the padding."""
@@ -68,30 +67,8 @@ class Padding:
             # A mask in another form was made by an outer stack from the one it was given.
             if isinstance(mask, Tensor) and mask.dim() == 2:
                 fits = mask.numel() == seen.logit.shape[0] and seen.real is None
-                return without(seen, mask.reshape(-1).bool()) if fits else seen
+                return seen.only(mask.reshape(-1).bool()) if fits else seen
         return seen
-
-
-def without(seen: Seen, real_T: Tensor) -> Seen:
-    """Only what concerns the tokens that are real.
-
-    >>> seen = Seen(torch.tensor([1, 0, 1]), torch.arange(3), torch.zeros(3, 2))
-    >>> less = without(seen, torch.tensor([True, False, True]))
-    >>> less.expert.tolist(), less.token.tolist(), less.logit.shape[0]
-    ([1, 1], [0, 1], 2)
-    """
-    keep = real_T[seen.token]
-    number = real_T.cumsum(0) - 1
-    return replace(
-        seen,
-        expert=seen.expert[keep],
-        token=number[seen.token[keep]],
-        logit=seen.logit[real_T],
-        prob=None if seen.prob is None else seen.prob[real_T],
-        dropped=seen.dropped[keep] if isinstance(seen.dropped, Tensor) else seen.dropped,
-        real=real_T.nonzero().squeeze(1),
-        counted=None if seen.counted is None else seen.counted[keep],
-    )
 
 
 def _stacks(model: nn.Module, module: nn.Module) -> list[nn.Module]:

@@ -7,7 +7,7 @@ An adapter is a function (name, module) → Route or None. `routed` knows this l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -68,6 +68,27 @@ class Seen:
         if self.prob is None:
             return self.logit.float().softmax(-1)
         return self.prob.float() / self.prob.float().sum(-1, keepdim=True).clamp_min(1e-20)
+
+    def only(self, real_T: Tensor) -> Seen:
+        """What concerns the tokens that are real.
+
+        >>> seen = Seen(torch.tensor([1, 0, 1]), torch.arange(3), torch.zeros(3, 2))
+        >>> less = seen.only(torch.tensor([True, False, True]))
+        >>> less.expert.tolist(), less.token.tolist(), less.logit.shape[0]
+        ([1, 1], [0, 1], 2)
+        """
+        keep = real_T[self.token]
+        number = real_T.cumsum(0) - 1
+        return replace(
+            self,
+            expert=self.expert[keep],
+            token=number[self.token[keep]],
+            logit=self.logit[real_T],
+            prob=None if self.prob is None else self.prob[real_T],
+            dropped=self.dropped[keep] if isinstance(self.dropped, Tensor) else self.dropped,
+            real=real_T.nonzero().squeeze(1),
+            counted=None if self.counted is None else self.counted[keep],
+        )
 
 
 See = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Seen | None]

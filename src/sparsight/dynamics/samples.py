@@ -113,7 +113,8 @@ class Samples:
 
     def frequency(self) -> Floats:
         """For each weight, how often it has had a gradient of late."""
-        return (self.present / np.maximum(self.readings, 1e-9)).astype(np.float32)
+        share = self.present / np.maximum(self.readings, 1e-9)
+        return np.minimum(share, 1).astype(np.float32)  # rounding may go past it, and out of a histogram
 
     def snr(self) -> Floats:
         """For each unit, Σ mean² / Σ variance of the gradients of late; NaN where nothing varies."""

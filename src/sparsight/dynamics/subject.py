@@ -93,18 +93,15 @@ def describe_method(sparsifier: Sparsifier) -> dict[str, Any]:
 
 def said(routes: Sequence[Route], sparsifier: Sparsifier | None, layers: LayerLearning) -> str:
     """What is watched, in words."""
-    parts = []
-    paths = [r for r in routes if r.family == "moe"]
-    if paths:
-        parts.append(f"{len(paths)} expert layers")
-    if len(routes) > len(paths):
-        parts.append(f"{len(routes) - len(paths)} depth-routed blocks")
-    if sparsifier is not None:
-        parts.append(f"{len(sparsifier.layers)} sparse layers")
-    dense = sum(family == "dense" for family, _ in layers.units)
-    if dense:
-        parts.append(f"{dense} dense layers")
-    return ", ".join(parts) or "nothing"
+    paths = sum(r.family == "moe" for r in routes)
+    counts = {
+        "expert layer": paths,
+        "depth-routed block": len(routes) - paths,
+        "sparse layer": 0 if sparsifier is None else len(sparsifier.layers),
+        "dense layer": sum(family == "dense" for family, _ in layers.units),
+    }
+    found = [f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items() if count]
+    return ", ".join(found) or "nothing"
 
 
 def means(step: int, records: Sequence[Record]) -> list[Record]:

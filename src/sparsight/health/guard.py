@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import torch
 
 from sparsight.dynamics.routes import Part
-from sparsight.dynamics.samples import norms
 from sparsight.dynamics.watch import Watch
 from sparsight.health.actions.core import several_processes
 from sparsight.health.findings import Finding
@@ -21,7 +17,8 @@ def bad_gradient(watch: Watch) -> Finding | None:
     dense = [grad for grad in grads if not grad.is_sparse]
     bad = False
     if dense:
-        bad = not math.isfinite(float(torch.nn.utils.get_total_norm(dense)))
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(dense)])
+        bad = not bool(torch.isfinite(norms).all())
     if several_processes():
         flag = torch.tensor(int(bad), device=dense[0].device if dense else None)
         torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
@@ -44,15 +41,18 @@ def bad_gradient(watch: Watch) -> Finding | None:
 def _place(watch: Watch) -> tuple[str, list[int]]:
     for route in watch.routes:
         for expert, parts in enumerate(route.parts):
-            if _bad(parts):
+            if any(_bad(part) for part in parts):
                 return route.name, [expert]
-        if _bad([Part(p) for p in route.router]):
+        if any(_bad(Part(p)) for p in route.router):
             return route.name, []
     for (_, where), parts in watch._layers.units.items():
-        if _bad(parts):
+        if any(_bad(part) for part in parts):
             return where, []
     return "", []
 
 
-def _bad(parts: Sequence[Part]) -> bool:
-    return not math.isfinite(float(norms([parts])[0]))
+def _bad(part: Part) -> bool:
+    grad = part.param.grad
+    if grad is None or grad.is_sparse:
+        return False
+    return not bool(torch.isfinite(part.cut(grad)).all())

@@ -78,6 +78,7 @@ class Manager:
         self._later: list[tuple[int, Action, str]] = []
         self._settings: list[tuple[int, Action]] = []
         self._judged = self._seen = watch.step
+        self._judgements = 0
         self._told_budget = False
         watch.sinks.append(self.recent)
         self._handle: Any = watch.optimizer.register_step_post_hook(self._after_step)
@@ -108,13 +109,19 @@ class Manager:
     def _sick(self) -> bool:
         return any(finding.severity == "act" for finding in self.open.values())
 
-    def judge(self) -> list[Finding]:
-        """Judge the run now, on what has been read so far; returns the findings."""
+    @property
+    def judged(self) -> int:
+        """The step of the last judgement; 0 before the first."""
+        return self._judged if self._judgements else 0
+
+    def judge(self, *, act: bool = True) -> list[Finding]:
+        """Judge the run now, on what has been read so far; returns the findings. `act=False` only records."""
         self._judged = self.watch.step
+        self._judgements += 1
         told: list[tuple[Finding, list[Action]]] = []
         if not several_processes() or torch.distributed.get_rank() == 0:
             findings = diagnose(self.recent.history(self._meta), self.rules)
-            told = [(finding, list(self.policy(finding))) for finding in findings]
+            told = [(finding, list(self.policy(finding)) if act else []) for finding in findings]
         told = _from_the_first(told)
         self._answer(told)
         present = {finding.key for finding, _ in told}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sparsight import chance
 from sparsight.dst.summary import text_table
+from sparsight.dynamics.hugging_face import hugging_face
 from sparsight.dynamics.records import Record
 from sparsight.dynamics.routes import Adapter, Route, find_routes, routed
 from sparsight.dynamics.watch import Watch
@@ -135,7 +136,7 @@ def stress(
     batches = list(batches)
     if not batches:
         raise ValueError("stress: no batches; expected at least one")
-    routes = [r for r in find_routes(model, (*adapters, routed)) if r.family == "moe"]
+    routes = [r for r in find_routes(model, (*adapters, routed, hugging_face)) if r.family == "moe"]
     if watch is not None:
         routes = [r for r in watch.routes if r.family == "moe"]
     with unchanged(model):

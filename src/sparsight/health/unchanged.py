@@ -74,7 +74,7 @@ def without_expert(route: Route, expert: int) -> Iterator[None]:
     params = list({id(part.param): part.param for part in parts}.values())
     with _put_back(params):
         for part in parts:
-            (part.param if part.index is None else part.param[part.index]).zero_()
+            part.cut(part.param).zero_()
         yield
 
 

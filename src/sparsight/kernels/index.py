@@ -15,8 +15,8 @@ from sparsight import chance
 from sparsight.kernels import native
 from sparsight.topology import Topology
 
-ScoreBlocks = Iterator[tuple[Tensor, Tensor]]
-"""Pieces of a score: (neighbouring flat positions, their scores), in the order of the positions."""
+ScoreBlocks = Iterator[tuple[int, Tensor]]
+"""Pieces of a score: (first flat position, scores from there on), in the order of the positions."""
 
 
 def _fast(*tensors: Tensor) -> bool:
@@ -64,8 +64,8 @@ def best_of_blocks(kept: Tensor, blocks: ScoreBlocks, count: int, seed: int) -> 
     if not _scores_fit(first[1]):
         return best_of_blocks_in_torch(kept, blocks, count, seed)
     finder = native.TopK(count, kept, seed)
-    for positions, block in blocks:
-        finder.update(block.contiguous(), int(positions[0]))
+    for start, block in blocks:
+        finder.update(block.contiguous(), start)
     return finder.positions()
 
 
@@ -75,8 +75,8 @@ def best_of_blocks_in_torch(kept: Tensor, blocks: ScoreBlocks, count: int, seed:
         return kept[:0]
     found, scores = kept[:0], None
     floor: Tensor | None = None
-    for positions, block in blocks:
-        first = int(positions[0])
+    for first, block in blocks:
+        positions = torch.arange(first, first + block.numel(), device=kept.device)
         low, high = torch.searchsorted(kept, kept.new_tensor([first, first + positions.numel()])).tolist()
         free = torch.ones_like(positions, dtype=torch.bool)
         free[kept[low:high] - first] = False

@@ -88,15 +88,17 @@ class Plan:
 
 def linear(plan: Plan, x: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x Wᵀ (+ bias) for x [batch, inputs]."""
-    kernel = _kernel("forward", values.dtype)
     batch = x.shape[0]
-    _check("x", x, (batch, plan.inputs), values)
-    _check("values", values, (plan.weights,), values)
-    if bias is not None:
+    if not (_fits(x, batch, plan.inputs, values) and _are(values, plan.weights)):
+        _check("values", values, (plan.weights,), values)
+        _check("x", x, (batch, plan.inputs), values)
+    if bias is not None and not (_are(bias, plan.outputs) and bias.dtype == values.dtype):
         _check("bias", bias, (plan.outputs,), values)
-    y = x.new_empty((batch, plan.outputs))
+    run = _native.forward_f32 if values.dtype == torch.float32 else _kernel("forward", values.dtype)
+    y = torch.empty((batch, plan.outputs), dtype=values.dtype)
+    shift = 0 if bias is None else bias.data_ptr()
     threads = torch.get_num_threads()
-    kernel(plan.native, _at(x), batch, _at(values), _at(bias), _at(y), threads)
+    run(plan.native, x.data_ptr(), batch, values.data_ptr(), shift, y.data_ptr(), threads)
     return y
 
 
@@ -104,16 +106,30 @@ def linear_backward(
     plan: Plan, dy: Tensor, x: Tensor, values: Tensor, *, need_x: bool = True, need_bias: bool = True
 ) -> Grads:
     """(dx, dvalues, dbias) of linear; None where not needed."""
-    kernel = _kernel("backward", values.dtype)
     batch = dy.shape[0]
-    _check("dy", dy, (batch, plan.outputs), values)
-    _check("x", x, (batch, plan.inputs), values)
-    _check("values", values, (plan.weights,), values)
+    if not (
+        _fits(dy, batch, plan.outputs, values)
+        and _fits(x, batch, plan.inputs, values)
+        and _are(values, plan.weights)
+    ):
+        _check("dy", dy, (batch, plan.outputs), values)
+        _check("x", x, (batch, plan.inputs), values)
+        _check("values", values, (plan.weights,), values)
+    run = _native.backward_f32 if values.dtype == torch.float32 else _kernel("backward", values.dtype)
     dx = torch.empty_like(x) if need_x else None
     dvalues = torch.empty_like(values)
-    dbias = dy.new_empty((plan.outputs,)) if need_bias else None
-    threads = torch.get_num_threads()
-    kernel(plan.native, _at(dy), _at(x), batch, _at(values), _at(dx), _at(dvalues), _at(dbias), threads)
+    dbias = torch.empty(plan.outputs, dtype=values.dtype) if need_bias else None
+    run(
+        plan.native,
+        dy.data_ptr(),
+        x.data_ptr(),
+        batch,
+        values.data_ptr(),
+        0 if dx is None else dx.data_ptr(),
+        dvalues.data_ptr(),
+        0 if dbias is None else dbias.data_ptr(),
+        torch.get_num_threads(),
+    )
     return dx, dvalues, dbias
 
 
@@ -249,6 +265,24 @@ def _kernel(name: str, dtype: torch.dtype) -> Any:
     if dtype == torch.float64:
         return getattr(_native, f"{name}_f64")
     raise ValueError(f"values must be float32 or float64, got {dtype}")
+
+
+# The two questions of every call, asked in the cheapest way; `_check` then says what is wrong.
+
+
+def _fits(matrix: Tensor, rows: int, columns: int, like: Tensor) -> bool:
+    return (
+        matrix.dim() == 2
+        and matrix.size(1) == columns
+        and matrix.size(0) == rows
+        and matrix.dtype == like.dtype
+        and matrix.is_cpu
+        and matrix.is_contiguous()
+    )
+
+
+def _are(vector: Tensor, count: int) -> bool:
+    return vector.dim() == 1 and vector.numel() == count and vector.is_cpu and vector.is_contiguous()
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:

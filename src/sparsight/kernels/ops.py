@@ -77,14 +77,21 @@ class SparseFunction(torch.autograd.Function):
         return forward(x, values, bias, plan, geometry)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, values = ctx.saved_tensors
-        need_x, _, need_bias, *_ = ctx.needs_input_grad
-        grads = backward(
-            dy.contiguous(), x, values, ctx.plan, ctx.tap, ctx.geometry, need_x=need_x, need_bias=need_bias
-        )
-        return *grads, None, None, None
+        # The guard against differentiating twice costs microseconds; only create_graph=True needs it.
+        return _guarded(ctx, dy) if torch.is_grad_enabled() else _gradients(ctx, dy)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    x, values = ctx.saved_tensors
+    need_x, _, need_bias, *_ = ctx.needs_input_grad
+    grads = backward(
+        dy.contiguous(), x, values, ctx.plan, ctx.tap, ctx.geometry, need_x=need_x, need_bias=need_bias
+    )
+    return *grads, None, None, None
+
+
+_guarded = torch.autograd.function.once_differentiable(_gradients)
 
 
 # -- the same as an operator, for torch.compile ----------------------------------------------------------

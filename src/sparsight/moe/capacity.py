@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparsight.moe.routing import Routing
+from sparsight.moe.routing import Routing, count
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,26 @@ class Capacity:
     def keep(self, routing: Routing, k: int, training: bool) -> tuple[Routing, int]:
         """What fits, and how many assignments were dropped."""
         limit = self.of(routing.tokens * k, routing.experts, training)
-        load = torch.bincount(routing.expert, minlength=routing.experts)
+        load = count(routing.expert, routing.experts)
         if int(load.max()) <= limit:
             return routing, 0
-        kept = self._kept(routing, load, limit)
+        order, fits = self._ranked(routing, load, limit)
+        kept = order[fits].sort().values
         return routing.keep(kept), routing.token.numel() - kept.numel()
 
+    def mask(self, routing: Routing, k: int, training: bool) -> Tensor:
+        """[N] what fits: the same as `keep`, in a shape that does not depend on the data."""
+        limit = self.of(routing.tokens * k, routing.experts, training)
+        order, fits = self._ranked(routing, count(routing.expert, routing.experts), limit)
+        return torch.zeros_like(fits).scatter(0, order, fits)
+
     @torch.no_grad()
-    def _kept(self, routing: Routing, load: Tensor, limit: int) -> Tensor:
+    def _ranked(self, routing: Routing, load: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+        """The assignments expert by expert, whoever comes first first, and which of them fit."""
         first = torch.arange(routing.expert.numel(), device=load.device)
         if self.drop == "prob":
             first = routing.prob[routing.token, routing.expert].argsort(descending=True, stable=True)
         order = first[routing.expert[first].argsort(stable=True)]
         expert = routing.expert[order]
         rank = torch.arange(order.numel(), device=order.device) - (load.cumsum(0) - load)[expert]
-        return order[rank < limit].sort().values
+        return order, rank < limit

@@ -199,5 +199,4 @@ class DefaultMoE:
         training: bool = True,
     ) -> Routing:
         routing = GatingOnly()(logits, k, score=score, bias=bias)
-        chosen = _one_hot(routing.expert.view(k, -1).t(), routing.prob.detach())
-        return replace(routing, rest=routing.prob * (1 - chosen))
+        return replace(routing, rest=routing.prob.scatter(-1, routing.expert.view(k, -1).t(), 0.0))

@@ -162,7 +162,7 @@ class MixtureOfDepths(nn.Module):
             )
         self.routing = routing.detach()
         if self.training:
-            self.ledger.record(routing, f"MixtureOfDepths '{self.name}'")
+            self.ledger.record(routing, f"MixtureOfDepths '{self.name}'", self.router.weight)
 
     def after_step(self) -> None:
         """Move the schedule. `sp.follow_steps` calls it after each optimizer step."""

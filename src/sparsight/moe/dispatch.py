@@ -19,6 +19,7 @@ from torch.nn import functional
 from sparsight.moe.activations import Activation
 from sparsight.moe.experts import plain_form
 from sparsight.moe.pool import Pool
+from sparsight.moe.products import Kit, back_product, kit_for
 from sparsight.moe.routing import Routing
 
 _BAND = 1 << 17
@@ -58,11 +59,10 @@ class Plan:
         return made
 
 
-def plan(routing: Routing) -> Plan:
+def plan(token: Tensor, expert: Tensor, tokens: int, experts: int) -> Plan:
     """Sort the assignments by expert, once."""
-    token, tokens = routing.token, routing.tokens
-    order = routing.expert.argsort(stable=True)
-    counts = torch.bincount(routing.expert, minlength=routing.experts).tolist()
+    order = expert.argsort(stable=True)
+    counts = torch.bincount(expert, minlength=experts).tolist()
     active = [e for e, count in enumerate(counts) if count]
     served = [counts[e] for e in active]
     sorted_token = token[order]
@@ -77,12 +77,7 @@ def plan(routing: Routing) -> Plan:
     return Plan(order, sorted_token, active, served, places, bags, tokens)
 
 
-def _gather(x: Tensor, index: Tensor, pool: Pool) -> Tensor:
-    out = pool.empty((index.numel(), x.shape[1]), x.dtype, x.device)
-    return torch.index_select(x, 0, index, out=out)
-
-
-def _sum_by_token(rows: Tensor, plan: Plan, pool: Pool, weight: Tensor | None = None) -> Tensor:
+def _sum_by_token(rows: Tensor, plan: Plan, pool: Pool, kit: Kit, weight: Tensor | None = None) -> Tensor:
     """[T, d] each token's rows, weighted and added; zero where there are none. `weight` is by assignment."""
     if rows.shape[0] == 0:
         return rows.new_zeros(plan.tokens, rows.shape[1])
@@ -90,14 +85,8 @@ def _sum_by_token(rows: Tensor, plan: Plan, pool: Pool, weight: Tensor | None = 
     if plan.bags is not None:
         scale = None if weight is None else weight[plan.order][plan.places]
         return functional.embedding_bag(plan.places, rows, plan.bags, mode="sum", per_sample_weights=scale)
-    total = _gather(rows, plan.places[0], pool)
-    columns = None if weight is None else weight.view(*plan.places.shape, 1)
-    if columns is not None:
-        total.mul_(columns[0])
-    for j in range(1, plan.places.shape[0]):
-        more = _gather(rows, plan.places[j], pool)
-        total = total.add_(more) if columns is None else total.addcmul_(more, columns[j])
-    return total
+    out = pool.empty((plan.tokens, rows.shape[1]), rows.dtype, rows.device)
+    return kit.gather_sum(rows, plan.places, None if weight is None else weight.contiguous(), out)
 
 
 class _Grouped(torch.autograd.Function):
@@ -107,93 +96,145 @@ class _Grouped(torch.autograd.Function):
     def forward(
         ctx: Any,
         plan: Plan,
-        pool: Pool,
-        act: Activation,
-        gated: bool,
+        form: Form,
         collect: Tensor | None,
         x: Tensor,
         weight: Tensor,
         expert_weight: Tensor | None,
         *matrices: Any,
     ) -> Tensor:
-        w_in, b_in, w_out, b_out = (matrices[i::4] for i in range(4))
-        n, dim = plan.token.numel(), x.shape[1]
-        hidden = w_out[0].shape[1] if n else 1
-        width = 2 * hidden if gated else hidden
-        shapes = [(n, dim), (n, width), (n, hidden), (n, dim), (n if gated else 0, hidden)]
-        rows, before, middle, out, lifted = pool.several(shapes, x.dtype, x.device)
-        torch.index_select(x, 0, plan.token, out=rows)
-        row, pre, mid, end = (t.split(plan.counts) for t in (rows, before, middle, out))
-        for experts, places in plan.bands(_BAND // hidden):
-            for i in range(experts.start, experts.stop):
-                _product(row[i], w_in[i], b_in[i], pre[i])
-            band = before[places]
-            if gated:
-                up = act.into(band[:, :hidden], lifted[places])
-                torch.mul(up, band[:, hidden:], out=middle[places])
-            else:
-                act.into(band, middle[places])
-            for i in range(experts.start, experts.stop):
-                _product(mid[i], w_out[i], b_out[i], end[i])
-        if collect is not None:
-            for e, part in zip(plan.active, end, strict=True):
-                collect[e] += part.sum(0)
-        ctx.save_for_backward(rows, before, lifted, middle, out, weight, expert_weight, *matrices)
-        ctx.plan, ctx.pool, ctx.act, ctx.gated, ctx.hidden = plan, pool, act, gated, hidden
-        return _sum_by_token(out, plan, pool, weight)
+        kept = _scratch(plan, form, x, matrices)
+        y = forward(plan, form, collect, x, weight, matrices, kept)
+        ctx.save_for_backward(*kept, weight, expert_weight, *matrices)
+        ctx.plan, ctx.form = plan, form
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, before, lifted, middle, out, weight, expert_weight, *matrices = ctx.saved_tensors
-        plan, pool, act, gated, hidden = ctx.plan, ctx.pool, ctx.act, ctx.gated, ctx.hidden
-        w_in, w_out = matrices[0::4], matrices[2::4]
-        wants_x, wants_weight = ctx.needs_input_grad[5], ctx.needs_input_grad[6]
-        wants = [ctx.needs_input_grad[8 + i :: 4] for i in range(4)]
-        inside = wants_x or any(wants[0]) or any(wants[1])
-        shapes = [tuple(t.shape) for t in (rows, rows, middle, before)]
-        back, d_rows, d_middle, d_before = pool.several(shapes, rows.dtype, rows.device)
-        torch.index_select(grad.contiguous(), 0, plan.token, out=back)
-        d_weight = None
-        if wants_weight:
-            # d_rows is not needed yet, so it holds the products whose sums these are.
-            d_weight = torch.empty_like(weight)
-            d_weight[plan.order] = torch.mul(back, out, out=d_rows).sum(1).to(weight.dtype)
+        saved = ctx.saved_tensors  # once: a checkpointed pass is computed again for it
+        *kept, weight, expert_weight = saved[:6]
+        matrices = saved[6:]
+        _, _, _, wants_x, wants_weight, _, *wants = ctx.needs_input_grad
         through = weight if expert_weight is None else expert_weight
-        back.mul_(through[plan.order].to(back.dtype)[:, None])
-        above, row, mid, inner, below, d_row = (
-            t.split(plan.counts) for t in (back, rows, middle, d_middle, d_before, d_rows)
+        d_x, d_weight, grads = backward(
+            grad, ctx.plan, ctx.form, kept, weight, through, matrices, (wants_x, wants_weight, wants)
         )
-        # Transposed once and cut along the columns, which are the same views with fewer calls.
-        above_t, below_t = back.t().split(plan.counts, 1), d_before.t().split(plan.counts, 1)
-        d_in, d_out = _slots(w_in, wants[0], pool), _slots(w_out, wants[2], pool)
-        for experts, places in plan.bands(_BAND // hidden):
-            span = range(experts.start, experts.stop)
-            for i in span:
-                if wants[2][i]:
-                    torch.mm(above_t[i], mid[i], out=d_out[i])
-                if inside:
-                    torch.mm(above[i], w_out[i], out=inner[i])
-            if not inside:
-                continue
-            band, d_band, d_mid = before[places], d_before[places], d_middle[places]
-            if gated:
-                torch.mul(d_mid, lifted[places], out=d_band[:, hidden:])
-                d_mid.mul_(band[:, hidden:])
-                act.back(d_mid, band[:, :hidden], d_band[:, :hidden])
-            else:
-                act.back(d_mid, band, d_band)
-            for i in span:
-                if wants[0][i]:
-                    torch.mm(below_t[i], row[i], out=d_in[i])
-                if wants_x:
-                    torch.mm(below[i], w_in[i], out=d_row[i])
-        grads: list[Tensor | None] = [None] * len(matrices)
-        grads[0::4], grads[2::4] = d_in, d_out
-        grads[1::4] = [b.sum(0) if want else None for b, want in zip(below, wants[1], strict=True)]
-        grads[3::4] = [a.sum(0) if want else None for a, want in zip(above, wants[3], strict=True)]
-        d_x = _sum_by_token(d_rows, plan, pool) if wants_x else None
-        return (None, None, None, None, None, d_x, d_weight, None, *grads)
+        return (None, None, None, d_x, d_weight, None, *grads)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What kind of experts these are, and what computes them."""
+
+    activation: Activation
+    gated: bool
+    kit: Kit
+    pool: Pool
+
+
+def _scratch(plan: Plan, form: Form, x: Tensor, matrices: Sequence[Any]) -> list[Tensor]:
+    """Rows, before, middle, out: what the forward pass makes and the way back needs."""
+    n, dim = plan.token.numel(), x.shape[1]
+    hidden = matrices[2].shape[1] if n else 1
+    shapes = [(n, dim), (n, 2 * hidden if form.gated else hidden), (n, hidden), (n, dim)]
+    return form.pool.several(shapes, x.dtype, x.device)
+
+
+def forward(
+    plan: Plan,
+    form: Form,
+    collect: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    matrices: Sequence[Any],
+    scratch: Sequence[Tensor],
+) -> Tensor:
+    """The combined output; `scratch` is filled on the way."""
+    w_in, b_in, w_out, b_out = (matrices[i::4] for i in range(4))
+    rows, before, middle, out = scratch
+    kit, hidden = form.kit, middle.shape[1]
+    torch.index_select(x, 0, plan.token, out=rows)
+    for experts, places in plan.bands(_rows_in_cache(hidden)):
+        counts, band = plan.counts[experts], before[places]
+        kit.product(w_in[experts], counts, rows[places], band)
+        _add_biases(b_in[experts], counts, band)
+        if form.gated:
+            kit.glu(form.activation, band, middle[places])
+        else:
+            form.activation.into(band, middle[places])
+        kit.product(w_out[experts], counts, middle[places], out[places])
+        _add_biases(b_out[experts], counts, out[places])
+    if collect is not None:
+        for e, part in zip(plan.active, out.split(plan.counts), strict=True):
+            collect[e] += part.sum(0)
+    return _sum_by_token(out, plan, form.pool, kit, weight)
+
+
+Wants = tuple[bool, bool, Sequence[bool]]
+
+
+def backward(
+    grad: Tensor,
+    plan: Plan,
+    form: Form,
+    kept: Sequence[Tensor],
+    weight: Tensor,
+    through: Tensor,
+    matrices: Sequence[Any],
+    wants: Wants,
+    slots: tuple[list[Any], list[Any]] | None = None,
+) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
+    """The gradients of x, of the weights, and of each matrix; None where they are not wanted.
+
+    `slots` are where those of the matrices in and out go, pooled memory unless given.
+    """
+    rows, before, middle, out = kept
+    kit, pool = form.kit, form.pool
+    wants_x, wants_weight, wanted = wants
+    w_in, w_out = matrices[0::4], matrices[2::4]
+    inside = wants_x or any(wanted[0::4]) or any(wanted[1::4])
+    shapes = [tuple(t.shape) for t in (rows, rows, middle, before)]
+    back, d_rows, d_middle, d_before = pool.several(shapes, rows.dtype, rows.device)
+    dots = out.new_empty(out.shape[0]) if wants_weight else None
+    kit.spread(grad.contiguous(), plan.token, through[plan.order].to(out.dtype), out, back, dots)
+    d_weight = None
+    if dots is not None:
+        d_weight = torch.empty_like(weight)
+        d_weight[plan.order] = dots.to(weight.dtype)
+    d_in, d_out = slots or (_slots(w_in, wanted[0::4], pool), _slots(w_out, wanted[2::4], pool))
+    for experts, places in plan.bands(_rows_in_cache(middle.shape[1])):
+        counts, above, below = plan.counts[experts], back[places], d_before[places]
+        if any(wanted[2::4]):
+            kit.gradient(d_out[experts], counts, above, middle[places])
+        if not inside:
+            continue
+        d_mid = back_product(w_out[experts], counts, above, d_middle[places])
+        if form.gated:
+            kit.glu_backward(form.activation, before[places], d_mid, below)
+        else:
+            form.activation.back(d_mid, before[places], below)
+        if any(wanted[0::4]):
+            kit.gradient(d_in[experts], counts, below, rows[places])
+        if wants_x:
+            back_product(w_in[experts], counts, below, d_rows[places])
+    grads: list[Tensor | None] = [None] * len(matrices)
+    grads[0::4], grads[2::4] = d_in, d_out
+    for i, flow in ((1, d_before), (3, back)):
+        parts = zip(flow.split(plan.counts), wanted[i::4], strict=True)
+        grads[i::4] = [part.sum(0) if want else None for part, want in parts]
+    d_x = _sum_by_token(d_rows, plan, pool, kit) if wants_x else None
+    return d_x, d_weight, grads
+
+
+def _rows_in_cache(hidden: int) -> int:
+    return _BAND * torch.get_num_threads() // hidden
+
+
+def _add_biases(biases: Sequence[Tensor | None], counts: Sequence[int], out: Tensor) -> None:
+    for bias, part in zip(biases, out.split(counts), strict=True):
+        if bias is not None:
+            part.add_(bias)
 
 
 def _slots(matrices: Sequence[Tensor], wanted: Sequence[bool], pool: Pool) -> list[Any]:
@@ -203,17 +244,19 @@ def _slots(matrices: Sequence[Tensor], wanted: Sequence[bool], pool: Pool) -> li
     return [next(made) if want else None for want in wanted]
 
 
-def _product(x: Tensor, w: Tensor, b: Tensor | None, out: Tensor) -> Tensor:
-    return torch.mm(x, w.t(), out=out) if b is None else torch.addmm(b, x, w.t(), out=out)
-
-
 def dispatch(
-    x: Tensor, routing: Routing, experts: nn.ModuleList, pool: Pool, collect: Tensor | None = None
+    x: Tensor,
+    routing: Routing,
+    experts: nn.ModuleList,
+    pool: Pool,
+    collect: Tensor | None = None,
+    kit: Kit | None = None,
 ) -> Tensor:
     """y_t = Σ weight · expert(x_t) over the token's assignments; zero for a token that has none.
 
     `collect` [E, d], where given, receives the sum of each expert's outputs. An expert without a token takes
-    no part in the graph, so its gradients stay None and the optimizer passes over it.
+    no part in the graph, so its gradients stay None and the optimizer passes over it. `kit` is for tests:
+    what computes the products, the fastest there is unless told otherwise.
     """
     plain = plain_form(experts)
     kind = x.device.type
@@ -221,7 +264,7 @@ def dispatch(
         x = x.to(torch.get_autocast_dtype(kind))
     if plain is None:
         return dispatch_any(x, routing, experts, collect)
-    made = plan(routing)
+    made = plan(routing.token, routing.expert, routing.tokens, routing.experts)
     matrices: list[Tensor | None] = []
     for e in made.active:
         for layer in plain.layers[e]:
@@ -229,16 +272,9 @@ def dispatch(
     if any(m is not None and m.dtype != x.dtype for m in matrices):
         matrices = [m if m is None else m.to(x.dtype) for m in matrices]
     with torch.autocast(kind, enabled=False):
+        form = Form(plain.activation, plain.gated, kit or kit_for(x, matrices), pool)
         return _Grouped.apply(  # type: ignore[no-any-return]
-            made,
-            pool,
-            plain.activation,
-            plain.gated,
-            collect,
-            x,
-            routing.weight,
-            _through(routing),
-            *matrices,
+            made, form, collect, x, routing.weight, _through(routing), *matrices
         )
 
 

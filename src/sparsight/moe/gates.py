@@ -56,13 +56,18 @@ class Mask:
         if self.rule not in ("paper", "code"):
             raise ValueError(f"Mask: rule must be 'paper' or 'code', got '{self.rule}'")
 
-    @torch.no_grad()
     def drops(self, logits: Tensor, best: Tensor | None = None) -> Tensor:
         """Where an expert is too far behind. `best` [T, 1] is the best that is still to be had."""
-        best = logits.amax(-1, keepdim=True) if best is None else best
-        if self.rule == "paper":  # z* − r·|z*| > z + r·|z|, in few passes
-            return torch.add(logits, logits.abs(), alpha=self.r) < best - self.r * best.abs()
-        return (best - logits) / logits.abs().clamp(min=best) > 2 * self.r
+        return too_far(self.r, self.rule, logits, best)
+
+
+@torch.no_grad()
+def too_far(r: float, rule: Rule, logits: Tensor, best: Tensor | None = None) -> Tensor:
+    """See `Mask`."""
+    best = logits.amax(-1, keepdim=True) if best is None else best
+    if rule == "paper":  # z* − r·|z*| > z + r·|z|, in few passes
+        return torch.add(logits, logits.abs(), alpha=r) < best - r * best.abs()
+    return (best - logits) / logits.abs().clamp(min=best) > 2 * r
 
 
 def exponential(like: Tensor) -> Tensor:
@@ -104,4 +109,16 @@ def drawn_weight(logits: Tensor, p: Tensor, chosen: Tensor, scale: Tensor, facto
     >>> w.item(), z.grad.tolist()
     (0.25, [[0.5, -0.5]])
     """
+    if torch.compiler.is_compiling():
+        return traced_weight(logits, p, chosen, scale, factor)
     return _Drawn.apply(logits, p, chosen, scale, factor)  # type: ignore[no-any-return]
+
+
+def traced_weight(logits: Tensor, p: Tensor, chosen: Tensor, scale: Tensor, factor: float) -> Tensor:
+    """`drawn_weight` in plain operations, which torch.compile can follow.
+
+    ∂(z_D − Σ p_i z_i)/∂z is onehot_D − p.
+    """
+    plain = p.gather(-1, chosen)
+    pull = logits.gather(-1, chosen) - (p * logits).sum(-1, keepdim=True)
+    return plain * scale + plain * factor * (pull - pull.detach())

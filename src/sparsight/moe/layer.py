@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsight.kernels.handles import handle
 from sparsight.moe import routers
 from sparsight.moe.balancers import Balancer
 from sparsight.moe.capacity import Capacity
 from sparsight.moe.dispatch import dispatch
 from sparsight.moe.estimators import Estimator, GatingOnly, needs_of
-from sparsight.moe.experts import Factory, build_experts
+from sparsight.moe.experts import Factory, build_experts, plain_form
 from sparsight.moe.ledger import Ledger, recomputing
+from sparsight.moe.operator import check_finite, traced_dispatch
 from sparsight.moe.pool import Pool
 from sparsight.moe.routers import Router
 from sparsight.moe.routing import Routing
@@ -75,12 +77,33 @@ class MoE(nn.Module):
         self.pool = Pool() if pool is None else pool
         self.routing: Routing | None = None
         """The last decision, before anything was dropped, without history."""
-        self.dropped = 0
-        """How many assignments the last forward pass dropped."""
+        self._dropped: int | Tensor = 0
+        self._handle = torch.tensor([handle(self.pool)])
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @property
+    def dropped(self) -> int:
+        """How many assignments the last forward pass dropped."""
+        return int(self._dropped)
+
     def forward(self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
         """[..., dim] → [..., dim]. `mask` [...] is False for padding, which comes out as 0."""
+        if torch.compiler.is_compiling() and not self._traceable(mask):
+            return self._apart(x, mask, ids)  # type: ignore[no-any-return]
+        return self._forward(x, mask, ids)
+
+    def _traceable(self, mask: Tensor | None) -> bool:
+        """Whether torch.compile can take the layer into a graph: no size in it may depend on the data."""
+        static = getattr(self.estimator, "static", True) and needs_of(self.estimator).defaults is None
+        return mask is None and static and plain_form(self.experts) is not None
+
+    @torch.compiler.disable(  # type: ignore[untyped-decorator]
+        reason="sizes in this MoE layer depend on the data (a padding mask, experts of another kind than MLP "
+        "and GLU, DefaultMoE, or a router that says how many experts a token has): it runs between graphs"
+    )
+    def _apart(self, x: Tensor, mask: Tensor | None, ids: Tensor | None) -> Tensor:
+        return self._forward(x, mask, ids)
+
+    def _forward(self, x: Tensor, mask: Tensor | None, ids: Tensor | None) -> Tensor:
         lead = x.shape[:-1]
         if x.shape[-1] != self.dim:
             raise ValueError(f"{self._where()}: expected inputs of width {self.dim}, got {tuple(x.shape)}")
@@ -101,24 +124,35 @@ class MoE(nn.Module):
         return y.view(x.shape)
 
     def _route(self, rows: Tensor, lead: torch.Size, real: Tensor | None, ids: Tensor | None) -> Tensor:
-        again = recomputing()
+        traced = torch.compiler.is_compiling()
+        again = not traced and recomputing()
         routing = self._decide(self._logits(rows, ids), lead, real)
         if not again:
             self.routing = routing.detach()
             if self.training:
-                self.ledger.record(routing, self._where())
+                self.ledger.record(routing, self._where(), next(self.router.parameters(), None))
+        y = self._traced(rows, routing) if traced else self._dispatched(rows, routing, again)
+        if routing.rest is not None:
+            y = torch.addmm(y, routing.rest.to(y.dtype), self.ledger.defaults.to(y.dtype))
+        if self.omega is not None:
+            y = stretch(y, self.omega, self.pool)
+        return y if self.shared is None else y + self.shared(rows)
+
+    def _dispatched(self, rows: Tensor, routing: Routing, again: bool) -> Tensor:
         kept, dropped = routing, 0
         if self.capacity is not None:
             kept, dropped = self.capacity.keep(routing, self.k, self.training)
         if not again:
-            self.dropped = dropped
+            self._dropped = dropped
         collect = self.ledger.outputs(kept) if self.training and not again else None
-        y = dispatch(rows, kept, self.experts, self.pool, collect)
-        if routing.rest is not None:
-            y = y + (routing.rest @ self.ledger.defaults.to(routing.rest.dtype)).to(y.dtype)
-        if self.omega is not None:
-            y = stretch(y, self.omega, self.pool)
-        return y if self.shared is None else y + self.shared(rows)
+        return dispatch(rows, kept, self.experts, self.pool, collect)
+
+    def _traced(self, rows: Tensor, routing: Routing) -> Tensor:
+        kept = None if self.capacity is None else self.capacity.mask(routing, self.k, self.training)
+        self._dropped = 0 if kept is None else (~kept).sum()
+        plain = plain_form(self.experts)
+        assert plain is not None
+        return traced_dispatch(rows, routing, kept, plain, self._handle, self._where())
 
     def _logits(self, rows: Tensor, ids: Tensor | None) -> Tensor:
         """In float32 at least, whatever autocast says."""
@@ -128,14 +162,8 @@ class MoE(nn.Module):
                 low, high = 1 - self.router_kind.jitter, 1 + self.router_kind.jitter
                 seen = seen * torch.empty_like(seen).uniform_(low, high)
             logits: Tensor = self.router(seen, ids)
-        # The sum is one cheap pass; only where it is off is it worth looking which tokens are to blame.
-        if not torch.isfinite(logits.detach().sum()):
-            bad = int((~torch.isfinite(logits)).any(-1).sum())
-            if bad:
-                raise ValueError(
-                    f"{self._where()}: the router's logits of {bad} of {logits.shape[0]} tokens are "
-                    "NaN or infinite"
-                )
+        if not torch.compiler.is_compiling():  # where it is, the operator looks
+            check_finite(logits.detach(), self._where())
         return logits
 
     def _decide(self, logits: Tensor, lead: torch.Size, real: Tensor | None) -> Routing:
@@ -149,7 +177,7 @@ class MoE(nn.Module):
             )
         if len(lead) < 2:
             return routing
-        place = torch.arange(lead.numel(), device=logits.device) if real is None else real
+        place = torch.arange(logits.shape[0], device=logits.device) if real is None else real
         return replace(routing, sequence=place // lead[-1])
 
     def after_step(self) -> None:
@@ -164,4 +192,8 @@ class MoE(nn.Module):
         return f"dim={self.dim}, hidden={self.hidden}, k={self.k}, router={self.router_kind.name}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "routing": None}
+        return {**self.__dict__, "routing": None, "_handle": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._handle = torch.tensor([handle(self.pool)])

@@ -7,7 +7,6 @@ forward pass that is recomputed sees what the first one saw, and counts nothing.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +16,13 @@ from torch.utils.module_tracker import ModuleTracker
 
 from sparsight.moe.balancers import Balancer, LossFreeBias, world_sum
 from sparsight.moe.estimators import Estimator, needs_of
+from sparsight.moe.notice import notice
 from sparsight.moe.routing import Routing
 
-_PATIENCE = 200
+_STEPS = 3
+"""Optimizer steps that pass by before something forgotten is mentioned."""
+_PASSES = 200
+"""Forward passes, for optimizers whose steps cannot be seen."""
 
 
 def recomputing() -> bool:
@@ -84,7 +87,7 @@ class Ledger(nn.Module):
         """Whether anyone has ever asked for the balance loss."""
         self._set_keeping()
         self._forget()
-        self._since_step = 0
+        self._rest()
         self._warned = False
 
     def _set_keeping(self) -> None:
@@ -113,46 +116,73 @@ class Ledger(nn.Module):
         self.live: list[Routing] = []
         self.losses: list[Tensor | None] = []
         self._collected = False
+        self._learning = True
+
+    def _rest(self) -> None:
+        """A step was told of: nothing is overdue."""
+        self._passes = self._steps = self._unasked = 0
+        self._seen: int | None = None
 
     # -- in the forward pass ---------------------------------------------------------------------
 
     def bias(self) -> Tensor | None:
         """What is added to the scores when experts are selected."""
-        biases = [b for memory in self.memory if (b := memory._buffers.get("bias")) is not None]
-        return None if not biases else torch.stack(biases).sum(0)
+        biases = [memory._buffers["bias"] for memory in self.memory if "bias" in memory._buffers]
+        return None if not biases else torch.stack(biases).sum(0)  # type: ignore[arg-type]
 
-    def record(self, routing: Routing, where: str) -> None:
-        """Count a forward pass in training, and keep its routing if a loss is to be made of it."""
+    def record(self, routing: Routing, where: str, watched: Tensor | None) -> None:
+        """Count a forward pass in training, and keep its routing if a loss is to be made of it.
+
+        `watched` is a parameter of the router: its version tells that an optimizer has stepped.
+        """
         self.load += routing.load()
         self.tokens += routing.tokens
-        self._since_step += 1
+        if not torch.compiler.is_compiling():
+            self._watch(where, watched)
         if self._collected:
             self._forget()
         if self._keeps:
-            if self.live and not self.live[-1].logit.requires_grad:
+            if self.live and not self._learning:
                 self._forget()  # a pass without gradients, for looking only
+            self._learning = routing.logit.requires_grad
             self.live.append(routing)
-        if self._since_step > _PATIENCE and not self._warned:
-            self._warn(where)
 
-    def _warn(self, where: str) -> None:
-        """Many forward passes and nobody asked for what they left: say so once, and let go of the graphs."""
-        self._warned = True
-        if len(self.live) > _PATIENCE:
-            warnings.warn(
-                f"{where}: {len(self.live)} forward passes and nobody asked for their balance loss; add "
-                "sp.balance_loss(model) to the loss",
-                UserWarning,
-                stacklevel=5,
+    def _watch(self, where: str, watched: Tensor | None) -> None:
+        """Say once what is forgotten: steps that nobody tells of, losses that nobody asks for."""
+        version = None if watched is None else watched._version
+        stepped = None not in (version, self._seen) and version != self._seen
+        self._seen = version
+        self._passes += 1
+        waiting = self._waiting()
+        if stepped:
+            self._steps += 1
+            self._unasked += waiting
+            if waiting:
+                self._forget()  # made with weights that have changed since: no gradient can come of them
+        if self._warned:
+            return
+        late = self._passes > _PASSES
+        if self._unasked >= _STEPS or (waiting and late):
+            self._warned = True
+            notice(
+                f"{where}: the optimizer has stepped {self._unasked} times and nobody asked for the balance "
+                "loss; add sp.balance_loss(model) to the loss"
+                if self._unasked
+                else f"{where}: {len(self.live)} forward passes and nobody asked for their balance loss; add "
+                "sp.balance_loss(model) to the loss"
             )
             self._forget()
-        elif self.waits_for_steps:
-            warnings.warn(
-                f"{where}: {self._since_step} forward passes and no step: its biases, penalties or "
-                "running means never move. Call sp.follow_steps(model, optimizer) once before training",
-                UserWarning,
-                stacklevel=5,
+        elif self.waits_for_steps and (self._steps >= _STEPS or late):
+            self._warned = True
+            count = f"{self._steps} optimizer steps" if self._steps else f"{self._passes} forward passes"
+            notice(
+                f"{where}: {count} and it was told of none: its biases, penalties or running means "
+                "never move. Call sp.follow_steps(model, optimizer) once before training"
             )
+
+    def _waiting(self) -> bool:
+        """Whether losses with a gradient wait to be asked for."""
+        return bool(self.live) and self._learning and not self._collected
 
     @property
     def waits_for_steps(self) -> bool:
@@ -230,18 +260,16 @@ class Ledger(nn.Module):
             self.baseline.copy_(self.needs.loss * kept + (1 - self.needs.loss) * mean)
             self.loss_sum.zero_()
             self.loss_count.zero_()
-        if self.live and not self._collected and not self._warned:
+        if self._waiting() and not self._warned:
             self._warned = True
-            warnings.warn(
+            notice(
                 f"{where}: an optimizer step came before its balance loss was used; add "
-                "sp.balance_loss(model) to the loss",
-                UserWarning,
-                stacklevel=5,
+                "sp.balance_loss(model) to the loss"
             )
         self.load.zero_()
         self.tokens.zero_()
         self.step += 1
-        self._since_step = 0
+        self._rest()
         self._forget()
 
     def _move_defaults(self, decay: float) -> None:

@@ -58,11 +58,7 @@ class Pool:
         self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
     ) -> list[Tensor]:
         """Tensors side by side in one piece of memory: one request instead of many."""
-        sizes = [math.prod(shape) for shape in shapes]
-        padded = [-(-size // _ALIGN) * _ALIGN for size in sizes]
-        whole = self.empty((sum(padded),), dtype, device)
-        parts = zip(whole.split(padded), sizes, shapes, strict=True)
-        return [part[:size].view(shape) for part, size, shape in parts]
+        return carve(self.empty((room_for(shapes),), dtype, device), shapes)
 
     @property
     def waiting(self) -> int:
@@ -94,3 +90,22 @@ class Pool:
 
     def __reduce__(self) -> tuple[type[Pool], tuple[()]]:
         return Pool, ()
+
+
+def _padded(shape: tuple[int, ...]) -> int:
+    return -(-math.prod(shape) // _ALIGN) * _ALIGN
+
+
+def room_for(shapes: Sequence[tuple[int, ...]]) -> int:
+    """How many elements tensors of these shapes take side by side.
+
+    >>> room_for([(2, 3), (65,)])
+    192
+    """
+    return sum(_padded(shape) for shape in shapes)
+
+
+def carve(memory: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Tensors of these shapes, side by side in one piece of memory."""
+    parts = memory.split([_padded(shape) for shape in shapes])
+    return [part[: math.prod(s)].view(s) for part, s in zip(parts, shapes, strict=True)]

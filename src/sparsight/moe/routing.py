@@ -53,7 +53,7 @@ class Routing:
     def load(self) -> Tensor:
         """[E] how many tokens each expert was given, before any was dropped."""
         expert = self.expert if self.counted is None else self.expert[self.counted]
-        return torch.bincount(expert, minlength=self.experts)
+        return count(expert, self.experts)
 
     def unserved(self) -> int:
         """How many tokens no expert takes; they pass by on the residual."""
@@ -80,6 +80,18 @@ class Routing:
             value = getattr(self, field.name)
             values[field.name] = None if value is None else value.detach()
         return Routing(**values)
+
+
+def count(expert: Tensor, experts: int) -> Tensor:
+    """[E] how often each expert occurs: `bincount` with a size that torch.compile knows.
+
+    >>> count(torch.tensor([2, 0, 2]), 4).tolist()
+    [1, 0, 2, 0]
+    """
+    if not torch.compiler.is_compiling():
+        return torch.bincount(expert, minlength=experts)
+    zeros = torch.zeros(experts, dtype=torch.int64, device=expert.device)
+    return zeros.scatter_add(0, expert, torch.ones_like(expert))
 
 
 def choices(

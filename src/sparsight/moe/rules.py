@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsight.moe.estimators import Needs, Quadrature
-from sparsight.moe.gates import Mask, Rule, Score, drawn_weight, gumbel_argmax, softmax
+from sparsight.moe.gates import Mask, Rule, Score, drawn_weight, gumbel_argmax, softmax, too_far
 from sparsight.moe.routing import Routing, choices
 
 euler = Quadrature((1.0,), (1.0,))
@@ -93,6 +93,9 @@ class SparseMixer2:
     third: float = 0.3333
     expert_grad: Literal["paper", "code"] = "code"
 
+    def __post_init__(self) -> None:
+        Mask(self.r, self.rule)  # which says what is wrong with them
+
     @property
     def needs(self) -> Needs:
         """A distribution to draw from."""
@@ -107,13 +110,12 @@ class SparseMixer2:
         bias: Tensor | None = None,
         training: bool = True,
     ) -> Routing:
-        mask = Mask(self.r, self.rule)
         rounds = []
         plain_logits = logits.detach()
         left, alone = plain_logits, None
         for turn in range(k):
             # Round after round the threshold is the best that is left, measured against all the logits.
-            drops = mask.drops(plain_logits, left.amax(-1, keepdim=True))
+            drops = too_far(self.r, self.rule, plain_logits, left.amax(-1, keepdim=True))
             masked = left.masked_fill(drops, -torch.inf)
             if turn == 0:
                 alone = masked.isneginf().sum(-1).eq(masked.shape[-1] - 1).sum()

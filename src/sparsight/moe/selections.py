@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ class RandomSecond:
     With g₁ + g₂ = 1, the second is kept with probability 2·g₂; the weights are normalised over the kept. The
     load is that of the first choices. At inference both are kept.
     """
+
+    static: ClassVar[bool] = False
+    """Sizes depend on the data, so torch.compile cannot follow."""
 
     def __call__(
         self, logits: Tensor, k: int, *, score: Score = softmax, bias: Tensor | None, training: bool
@@ -66,6 +70,9 @@ class Balanced:
     The assignment maximises the sum of the logits with every expert equally full. The gate is σ(z).
     """
 
+    static: ClassVar[bool] = False
+    """Sizes depend on the data, so torch.compile cannot follow."""
+
     def __call__(
         self, logits: Tensor, k: int, *, score: Score = sigmoid_score, bias: Tensor | None, training: bool
     ) -> Routing:
@@ -97,6 +104,9 @@ class Positive:
 
     k is the mean number of experts a token should have; the layer's penalty finds the way there.
     """
+
+    static: ClassVar[bool] = False
+    """Sizes depend on the data, so torch.compile cannot follow."""
 
     def __call__(
         self, logits: Tensor, k: int, *, score: Score = softmax, bias: Tensor | None, training: bool

@@ -143,15 +143,16 @@ class CompressedWeight:
         for module in self.modules:
             module.topology = after
         now = self.modules[0].layout
+        place, new = source.clamp(min=0), source < 0
         for tensor in (self.param, *slots):
-            moved = _moved(before.by_position(tensor.detach()), source)
+            moved = _moved(before.by_position(tensor.detach()), place, new)
             if tensor is self.param and grown is not None and grown.numel():
-                moved[source < 0] = grown.to(moved)
+                moved[new] = grown.to(moved)
             resize(tensor, moved.numel())
             tensor.copy_(now.stored(moved))
 
 
-def _moved(old: Tensor, source: Tensor) -> Tensor:
+def _moved(old: Tensor, place: Tensor, new: Tensor) -> Tensor:
     if old.numel() == 0:
-        return old.new_zeros(source.shape)
-    return old[source.clamp(min=0)].masked_fill_(source < 0, 0)
+        return old.new_zeros(place.shape)
+    return old[place].masked_fill_(new, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from sparsight.recipes.training import Stateful, Training
 
 FILE = "checkpoint.pt"
 
+Followers = Mapping[str, Stateful]
+"""Those who look on, in the order in which they take up what they knew: the watch, then its manager."""
+
 
 @dataclass
 class Progress:
@@ -27,7 +31,7 @@ class Progress:
     """The last evaluation."""
 
 
-def save(run: Path, training: Training, progress: Progress, watch: Stateful | None = None) -> None:
+def save(run: Path, training: Training, progress: Progress, followers: Followers) -> None:
     """Model, optimizer, parts, generators and counters, in one file that is either old or new."""
     content = {
         "progress": vars(progress),
@@ -35,13 +39,13 @@ def save(run: Path, training: Training, progress: Progress, watch: Stateful | No
         "model": training.model.state_dict(),
         "optimizer": training.optimizer.state_dict(),
         "parts": {name: part.state_dict() for name, part in training.parts.items()},
-        "watch": None if watch is None else watch.state_dict(),
+        "followers": {name: part.state_dict() for name, part in followers.items()},
         "random": _random_state(),
     }
     replace_file(run / FILE, lambda stream: torch.save(content, stream))
 
 
-def load(run: Path, training: Training, watch: Stateful | None = None) -> Progress:
+def load(run: Path, training: Training, followers: Followers) -> Progress:
     """Take a fresh training of the same recipe and knobs to where the saved one was."""
     saved = read(run)
     if saved["data"] != training.data:
@@ -61,8 +65,9 @@ def load(run: Path, training: Training, watch: Stateful | None = None) -> Progre
         raise ValueError(f"the checkpoint of '{run}' does not fit the recipe as it is now: {error}") from None
     for name, part in training.parts.items():
         part.load_state_dict(saved["parts"][name])
-    if watch is not None and saved["watch"] is not None:
-        watch.load_state_dict(saved["watch"])
+    for name, follower in followers.items():
+        if name in saved["followers"]:
+            follower.load_state_dict(saved["followers"][name])
     _set_random_state(saved["random"])
     return Progress(**saved["progress"])
 

@@ -38,6 +38,7 @@ class Options:
         evaluations: How often quality is measured, evenly spaced, the last time at the end.
         checkpoint_every: Steps between checkpoints on the way; 0 saves at the end and on Ctrl-C alone.
         watch_every: Steps between two readings of the training's dynamics; 0 does not watch.
+        act: Do what the rules advise where something is wrong; without it they only say so.
         threads: Threads of torch; 0 leaves the choice to it.
         quiet: Print the result alone.
     """
@@ -46,6 +47,7 @@ class Options:
     evaluations: int = 4
     checkpoint_every: int = 0
     watch_every: int = 10
+    act: bool = False
     threads: int = 0
     quiet: bool = False
 
@@ -139,6 +141,7 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
         evaluations=options.evaluations,
         checkpoint_every=options.checkpoint_every,
         watch_every=options.watch_every,
+        act=options.act,
         config={"recipe": about.recipe, "quality": training.main, **stored.flat(about.knobs)},
         quiet=options.quiet,
     )
@@ -148,7 +151,12 @@ def _drive(about: Stored, training: Training, run: Path, options: Options, *, re
         return 128 + outcome.stopped_by
     name = about.recipe.rpartition(":")[2]
     result = numbers(outcome.metrics) or "done"
-    print(f"{name}: {result} after {outcome.steps} steps, {outcome.seconds:.1f} s of training, in {run}")
+    print(
+        f"{name}: {result} after {outcome.steps} steps, {outcome.seconds:.1f} s of training, "
+        f"{outcome.verdict + ', ' if outcome.verdict else ''}in {run}"
+    )
+    if outcome.verdict not in ("", "healthy"):
+        print(f"`sparsight doctor {shlex.quote(str(run))}` says more")
     return 0 if outcome.stopped_by is None else 128 + signal.Signals(outcome.stopped_by)
 
 

@@ -19,8 +19,9 @@ import sparsight as sp
 from sparsight.dynamics.store import FILE as STORE
 from sparsight.recipes import checkpoint
 from sparsight.recipes.checkpoint import Progress
+from sparsight.recipes.judge import Judge
 from sparsight.recipes.progress import Show, numbers, show_for, sparsity
-from sparsight.recipes.training import Training
+from sparsight.recipes.training import Stateful, Training
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Outcome:
     steps: int
     metrics: Mapping[str, float]
     seconds: float
+    verdict: str = ""
+    """Its health in one line; empty where nobody watched."""
     stopped_by: int | None = None
 
 
@@ -55,6 +58,7 @@ def train(
     evaluations: int = 4,
     checkpoint_every: int = 0,
     watch_every: int = 10,
+    act: bool = False,
     config: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Outcome:
@@ -64,7 +68,8 @@ def train(
     that of a run that was never stopped, bit for bit. `evaluations` is how often quality is measured,
     evenly spaced, the last at the end. `checkpoint_every` saves every so many steps too, against a loss of
     power. `watch_every` is the number of steps between two readings of `sp.watch`, whose store goes into the
-    run folder with `config` in it; 0 does not watch.
+    run folder with `config` in it; 0 does not watch. What the rules find in it is said on the way; with `act`
+    what they advise is done (`sp.manage`).
     """
     if evaluations < 1 or checkpoint_every < 0 or watch_every < 0:
         raise ValueError(
@@ -77,14 +82,19 @@ def train(
     run.mkdir(parents=True, exist_ok=True)
     due = {round(training.steps * (n + 1) / evaluations) for n in range(evaluations)}
     with _watching(training, run, watch_every, config or {}) as watch, _signals() as stop:
-        progress = checkpoint.load(run, training, watch) if resume else Progress()
+        judge = None if watch is None else Judge(sp.manage(watch, act=act))
+        followers: dict[str, Stateful] = (
+            {} if judge is None else {"watch": judge.manager.watch, "manager": judge.manager}
+        )
+        progress = checkpoint.load(run, training, followers) if resume else Progress()
         show = show_for(quiet)
         show.begin(progress.step, training.steps)
         try:
-            _loop(_Run(training, run, progress, due, checkpoint_every, show, stop, watch))
+            _loop(_Run(training, run, progress, due, checkpoint_every, show, stop, followers, judge))
         finally:
             show.end()
-    return Outcome(progress.step, training.steps, progress.metrics, progress.seconds, stop.by)
+    said = "" if judge is None else judge.verdict
+    return Outcome(progress.step, training.steps, progress.metrics, progress.seconds, said, stop.by)
 
 
 @dataclass(frozen=True)
@@ -98,14 +108,24 @@ class _Run:
     checkpoint_every: int
     show: Show
     stop: _Stop
-    watch: sp.Watch | None
+    followers: Mapping[str, Stateful]
+    judge: Judge | None
 
     def log(self, numbers: Mapping[str, float]) -> None:
-        if self.watch is not None:
-            self.watch.log(**numbers)
+        if self.judge is not None:
+            self.judge.manager.watch.log(**numbers)
 
     def save(self) -> None:
-        checkpoint.save(self.folder, self.training, self.progress, self.watch)
+        checkpoint.save(self.folder, self.training, self.progress, self.followers)
+
+    def look(self) -> None:
+        if self.judge is not None:
+            for sentence in self.judge.news():
+                self.show.say(sentence)
+
+    def line(self, measured: Mapping[str, float]) -> str:
+        said = "" if self.judge is None else self.judge.verdict
+        return " ".join(filter(None, (numbers(measured), sparsity(self.training), said)))
 
 
 def _loop(run: _Run) -> None:
@@ -119,17 +139,21 @@ def _loop(run: _Run) -> None:
         progress.seconds += time.perf_counter() - begin
         run.log(measured)
         if show.wants(progress.step):
-            show.step(progress.step, f"{numbers(measured)} {sparsity(training)}".rstrip())
+            show.step(progress.step, run.line(measured))
         if progress.step in run.due:
             progress.metrics = _evaluate(training)
             run.log(progress.metrics)
             if progress.metrics:
                 show.say(f"step {progress.step}: {numbers(progress.metrics)}")
+        run.look()
         if run.checkpoint_every and progress.step % run.checkpoint_every == 0:
             run.save()
             saved = progress.step
     if saved != progress.step:
         run.save()
+    if run.judge is not None:
+        run.judge.conclude()
+        run.look()
 
 
 @torch.no_grad()

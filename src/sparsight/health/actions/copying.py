@@ -65,7 +65,7 @@ def check_alike(run: Run, source: Part, target: Part) -> None:
                 f"'{a.name}' and '{b.name}' hold {a.topology.nnz} of {a.topology.shape} and "
                 f"{b.topology.nnz} of {b.topology.shape} weights; expected the same"
             )
-    elif _of(source.param, source).shape != _of(target.param, target).shape:
+    elif source.cut(source.param).shape != target.cut(target.param).shape:
         raise RefusedError(
             f"experts of different shapes: {tuple(source.param.shape)} and {tuple(target.param.shape)}"
         )
@@ -78,14 +78,14 @@ def copy_part(run: Run, source: Part, target: Part, noise: float, seed: int) -> 
     if a is not None and b is not None:
         _copy_sparse(run, a, b, noise, seed)
         return
-    values = _of(source.param.detach(), source)
-    _of(target.param.detach(), target).copy_(values + _noise(values, noise, seed))
+    values = source.cut(source.param.detach())
+    target.cut(target.param.detach()).copy_(values + _noise(values, noise, seed))
     if source.index is None:
         if source.param in run.optimizer.state:
             run.optimizer.state[target.param] = copied(run.optimizer.state[source.param])
         return
     for slot in run.slots(target.param).values():
-        _of(slot, target).copy_(_of(slot, source))
+        target.cut(slot).copy_(source.cut(slot))
 
 
 def _copy_sparse(run: Run, a: Layer, b: Layer, noise: float, seed: int) -> None:
@@ -124,11 +124,11 @@ def remember(run: Run, part: Part) -> tuple[int, Undo]:
     layer, optimizer = run.layer_of(part.param), run.optimizer
     if layer is None and part.index is not None:
         held = [part.param.detach(), *run.slots(part.param).values()]
-        rows = [_of(t, part).clone() for t in held]
+        rows = [part.cut(t).clone() for t in held]
 
         def back_rows() -> None:
             for tensor, row in zip(held, rows, strict=True):
-                _of(tensor, part).copy_(row)
+                part.cut(tensor).copy_(row)
 
         return sum(r.nbytes for r in rows), back_rows
     value = part.param.detach().clone()
@@ -149,10 +149,6 @@ def remember(run: Run, part: Part) -> tuple[int, Undo]:
 
     size = value.nbytes + sum(v.nbytes for v in state.values() if isinstance(v, Tensor))
     return size, back
-
-
-def _of(tensor: Tensor, part: Part) -> Tensor:
-    return tensor if part.index is None else tensor[part.index]
 
 
 def _noise(values: Tensor, share: float, seed: int, count: int | None = None) -> Tensor:

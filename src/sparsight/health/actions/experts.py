@@ -194,7 +194,7 @@ def _remember_all(
 
 def _size(part: Part) -> int:
     """Bytes of a part and of two slots of optimizer state."""
-    return 3 * (part.param.nbytes if part.index is None else part.param[part.index].nbytes)
+    return 3 * part.numel * part.param.element_size()
 
 
 def _fresh(run: Run, part: Part, seed: int) -> None:
@@ -207,14 +207,22 @@ def _fresh(run: Run, part: Part, seed: int) -> None:
         put(layer, part.param, spread * _uniform(by_position(layer, part.param), seed))
         forget(run.optimizer, part.param)
         return
-    value = part.param.detach() if part.index is None else part.param.detach()[part.index]
-    fan_in = math.prod(value.shape[1:]) if value.dim() > 1 else 0
+    value = part.cut(part.param.detach())
+    fan_in = _fan_in(part)
     value.copy_(_uniform(value, seed) / math.sqrt(fan_in) if fan_in else torch.zeros_like(value))
     if part.index is None:
         forget(run.optimizer, part.param)
     else:
         for slot in run.slots(part.param).values():
-            slot[part.index] = 0
+            part.cut(slot).zero_()
+
+
+def _fan_in(part: Part) -> int:
+    """Inputs of a matrix; 0 for a vector. One slice of many drops the dimension of the experts."""
+    shape = part.param.shape
+    if part.index is not None and part.of in (None, shape[0]):
+        shape = shape[1:]
+    return math.prod(shape[1:]) if len(shape) > 1 else 0
 
 
 def _uniform(like: Tensor, seed: int) -> Tensor:

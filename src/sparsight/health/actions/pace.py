@@ -69,7 +69,7 @@ class Pace:
                 group["lr"] = rate * self.rate
         self._updates = self._rewired()
         self._before = [
-            (part, factor, _slice(part).clone())
+            (part, factor, part.cut(part.param.detach()).clone())
             for factor, parts in self._parts.values()
             for part in parts
             if part.param.grad is not None
@@ -83,13 +83,9 @@ class Pace:
         # After a rewiring other weights are in the places; that step stays as it is.
         if self._rewired() == self._updates:
             for part, factor, old in self._before:
-                now = _slice(part)
+                now = part.cut(part.param.detach())
                 now.copy_(old + factor * (now - old))
         self._before = []
 
     def _rewired(self) -> int:
         return 0 if self.sparsifier is None else self.sparsifier.updates
-
-
-def _slice(part: Part) -> Tensor:
-    return part.param.detach() if part.index is None else part.param.detach()[part.index]
