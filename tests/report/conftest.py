@@ -22,7 +22,7 @@ def chromium() -> str | None:
     return found if found and Path(found).exists() else None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop must be gone before other modules run theirs
 def browser():
     path = chromium()
     if path is None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -137,4 +138,5 @@ def test_the_stream_tells_the_list_then_the_run_and_ends_when_the_server_does(li
         closing.set()
         assert [line async for line in stream if not line.startswith((b":", b"event"))] == []
 
-    asyncio.run(follow())
+    with ThreadPoolExecutor(1) as thread:  # a loop of its own, whatever runs in this one
+        thread.submit(asyncio.run, follow()).result(60)
