@@ -22,10 +22,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 def look_at(page, chart):
-    """Scroll to a chart and wait until it is drawn."""
-    page.wait_for_selector(f"#chart-{chart}", state="attached")
-    page.locator(f"#chart-{chart}").scroll_into_view_if_needed()
-    page.wait_for_selector(f"#chart-{chart} .main-svg")
+    """Scroll to a chart until it is drawn; a run with something new to show may lay the page out again."""
+    page.wait_for_function(
+        "id => { const plot = document.getElementById(id); plot?.scrollIntoView({ block: 'center' });"
+        " return plot?.querySelector('.main-svg'); }",
+        arg=f"chart-{chart}",
+        polling=200,
+    )
 
 
 def scroll_through(page):

@@ -192,6 +192,7 @@ function showSections(charts, events, found) {
 }
 
 async function openRun(name) {
+  const place = name === current ? scrollY : 0; // a run that is laid out again stays where it was
   current = name;
   clear();
   $("run").hidden = name === null;
@@ -204,7 +205,7 @@ async function openRun(name) {
     const run = await ask("run", { run: name });
     if (current !== name) return;
     if (run.error) showSummary({ ...(runs.get(name) || { name, step: 0, seconds: null, numbers: {}, changed: 0 }), level: "broken", verdict: run.error });
-    else { showSummary(run.summary); showMeta(run.meta); showSections(run.charts, run.events, run.found); after = run.after; }
+    else { showSummary(run.summary); showMeta(run.meta); showSections(run.charts, run.events, run.found); after = run.after; scrollTo(0, place); }
   } catch { /* the stream tells when the server is back, and then all is asked again */ }
   follow(after);
 }
