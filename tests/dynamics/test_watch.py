@@ -375,3 +375,20 @@ def test_a_new_run_never_writes_over_an_old_one(tmp_path: Path):
         with sp.watch(model, sgd(model), tmp_path / "run") as watch:
             names.append(watch.run.name)
     assert names == ["run", "run-2", "run-3"]
+
+
+def test_losses_that_fit_no_routed_layer_are_an_error_and_those_of_one_are_its_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    reads, writes = sp.MoE(6, 12, experts=3), sp.MoE(6, 12, experts=3)
+    model = nn.ModuleDict({"reads": reads, "writes": writes})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sp.watch(model, optimizer, tmp_path / "run", every=1) as watch:
+        (reads(torch.randn(7, 6)).sum() + writes(torch.randn(5, 6)).sum()).backward()
+        with pytest.raises(ValueError, match=r"got 4 losses.*reads saw 7, writes saw 5"):
+            watch.losses(torch.ones(4))
+        watch.losses(torch.full((5,), 2.0))
+        optimizer.step()
+    history = sp.load_run(tmp_path / "run")
+    assert history.places("moe/expert_loss") == ["writes"]
+    told = history.get("moe/expert_loss", "writes").last
+    assert set(told[np.isfinite(told)]) == {2.0}

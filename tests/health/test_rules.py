@@ -132,6 +132,18 @@ def test_a_gradient_that_grows_everywhere_is_not_one_layers() -> None:
     assert rules.exploding_gradient(collect(records)) == []
 
 
+def test_a_layer_that_wakes_up_to_what_is_usual_does_not_explode() -> None:
+    def level(layer: str, step: int, high: float) -> float:
+        return 0.5 if layer != "late" else (high if step > 300 else 0.001)
+
+    def run(high: float) -> History:
+        steps, layers = range(10, 410, 10), ("a", "b", "late")
+        return collect([Record(s, "dense/grad_norm", x, level(x, s, high)) for s in steps for x in layers])
+
+    assert rules.exploding_gradient(run(0.1)) == []
+    assert [finding.where for finding in rules.exploding_gradient(run(5.0))] == ["late"]
+
+
 def test_a_router_told_not_to_learn_is_worth_a_look() -> None:
     frozen = history(moe(), moe__grad_norm=always([0.2] * 8), moe__tokens_per_expert=always(EVEN))
     (found,) = rules.router_not_learning(frozen)

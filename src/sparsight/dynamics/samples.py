@@ -133,7 +133,8 @@ class Samples:
 
     def weight_norms(self) -> Floats:
         """For each unit, the norm of its weights, estimated from the sample."""
-        squares = self.weights() ** 2
+        with np.errstate(over="ignore"):  # weights that explode are a finding, not a warning
+            squares = self.weights() ** 2
         lengths = np.diff(self.starts)
         sizes = np.array([part.numel for part in self.parts])
         scale = np.repeat(sizes / np.maximum(lengths, 1), lengths)

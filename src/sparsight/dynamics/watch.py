@@ -115,10 +115,17 @@ class Watch:
 
     def losses(self, losses: Tensor) -> None:
         """Tell the loss of every token (or sequence) of the last forward pass, before the optimizer's step:
-        the experts that served it are then judged by it."""
-        if self._reading_next():
-            for traffic in self._traffic.values():
-                traffic.serve(losses)
+        the experts that served it are then judged by it. Layers that saw other tokens (those of an encoder,
+        where the losses are the decoder's) are left out; where none fits, that is an error."""
+        if not self._reading_next():
+            return
+        served = [traffic for traffic in self._traffic.values() if traffic.latest]
+        fitting = sum(traffic.serve(losses) for traffic in served)
+        if served and not fitting:
+            raise ValueError(
+                f"watch.losses: got {losses.numel()} losses, and no routed layer saw as many tokens or "
+                f"sequences: {', '.join(f'{t.route.name} saw {t.tokens}' for t in served)}"
+            )
 
     def note(self, message: str) -> None:
         """A remark on the run's timeline."""

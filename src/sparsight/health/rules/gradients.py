@@ -86,9 +86,12 @@ def exploding_gradient(
             if len(growth):
                 layers[where] = (series, float(growth[0]), float(level[0]))
     usual = middle(np.array([growth for _, growth, _ in layers.values()], np.float64))
+    height = middle(np.array([level for _, _, level in layers.values()], np.float64))
     for where, (series, growth_of, level_of) in layers.items():
-        # With every layer's gradient growing, the loss diverges, and that is another finding.
-        if growth_of >= times and (len(layers) == 1 or growth_of >= times * usual):
+        # With every layer's gradient growing, the loss diverges, and that is another finding. And a layer
+        # that was asleep and wakes up to what is usual among the others begins to learn.
+        alone = len(layers) == 1
+        if growth_of >= times and (alone or (growth_of >= times * usual and level_of > height)):
             evidence = {"experts": [], "growth": growth_of, "grad_norm": level_of}
             found.append(_exploding(series, where, f"{where}: the gradient", evidence, times, act))
     return found
