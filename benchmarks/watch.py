@@ -2,6 +2,7 @@
 
 Run `python benchmarks/watch.py` with nothing else running. Two trainings, each three times in one process:
 alone, watched, watched and managed, ten steps of each by turns, so that a slow moment meets all of them.
+"""
 
 from __future__ import annotations
 
