@@ -39,10 +39,12 @@ def speed_over_quality(
         return []
     equal = min(float(np.nan_to_num(clock.values).max()) for clock in clocks)
     found = []
-    for name in sorted(set(history.names()) & set(baseline.names())):
-        sign = direction(name) if name.startswith("log/") else 0
-        if not sign:
-            continue
+    both = sorted(set(history.names()) & set(baseline.names()))
+    told = [name for name in both if name.startswith("log/") and direction(name)]
+    for name in told:
+        if name == "log/loss" and len(told) > 1:
+            continue  # the loss of the training says less than what was measured on other data
+        sign = direction(name)
         a, b = (
             _by_then(scalars(h, name), clock, equal, window)
             for h, clock in zip((history, baseline), clocks, strict=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from sparsight.health.rules.comparison import direction
 from sparsight.report.figures import look
 from sparsight.report.sides import GRID, Axis, Floats, Group, common_end, curve_of
 
@@ -39,7 +40,7 @@ def overlay(groups: Sequence[Group], metric: str, axis: Axis) -> go.Figure | Non
     if not values:
         return None
     joined = np.concatenate(values)
-    shares = bool(np.nanmin(joined) >= 0 and np.nanmax(joined) <= 1)
+    shares = bool(direction(metric) >= 0 and np.nanmin(joined) >= 0 and np.nanmax(joined) <= 1)
     bounds = look.vertical(figure, values, look.plain(metric), percent=shares)
     if len(ends) <= look.MOST_LABELS:
         look.label_ends(figure, ends, bounds)
