@@ -38,6 +38,8 @@ class Lineage:
     fresh: NDArray[np.int64] | None = None
     """Which of the existing weights the last update grew (a sample), until their gradient has been seen."""
     changed: bool = True
+    explored: int = 0
+    """How many positions have existed by the last update."""
 
 
 class Connections:
@@ -80,13 +82,13 @@ class Connections:
                     Record(step, f"sparse/{key}", name, value)
                     for key, value in self._after_update(layer, lineage).items()
                 ]
+                lineage.explored = layer.explored.count
                 lineage.changed = False
             if (ratio := _grad_ratio(layer, lineage)) is not None:
                 found.append(Record(step, "sparse/grad_ratio", name, ratio))
-            explored = layer.explored.count
             found.append(Record(step, "sparse/density", name, topology.density))
-            found.append(Record(step, "sparse/itop_rate", name, explored / max(topology.size, 1)))
-            total, size, seen = total + topology.nnz, size + topology.size, seen + explored
+            found.append(Record(step, "sparse/itop_rate", name, lineage.explored / max(topology.size, 1)))
+            total, size, seen = total + topology.nnz, size + topology.size, seen + lineage.explored
         method = self.sparsifier.method
         whole = {
             "density": total / max(size, 1),

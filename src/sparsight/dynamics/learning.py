@@ -70,13 +70,14 @@ class PathLearning:
         if not self.units:
             return found
         self.samples.take(counts_absence=True)
+        weights = self.samples.weights()
         vectors = {
             "grad_norm": norms(self.units),
             "grad_snr": self.samples.snr(),
-            "effective_lr": _relative(_per_rate(self.samples.moved(), self.units, rates)),
+            "effective_lr": _relative(_per_rate(self.samples.moved(weights), self.units, rates)),
         }
         found += [Record(step, f"{family}/{name}", where, vector) for name, vector in vectors.items()]
-        rows = self.samples.rows()
+        rows = self.samples.rows(weights)
         if rows is not None and len(rows) > 1 and rows.shape[1] and self._comparable:
             found.append(Record(step, f"{family}/similarity", where, mean_cosine(rows)))
         return found
@@ -119,8 +120,9 @@ class LayerLearning:
         """After the step."""
         samples = self.samples
         samples.take(counts_absence=False)
-        grads, weights = norms(list(self.units.values())), samples.weight_norms()
-        relative = _relative(_per_rate(samples.moved(), list(self.units.values()), rates))
+        now = samples.weights()
+        grads, weights = norms(list(self.units.values())), samples.weight_norms(now)
+        relative = _relative(_per_rate(samples.moved(now), list(self.units.values()), rates))
         frequency = samples.frequency()
         mean = samples.mean_of(frequency)
         found: list[Record] = []

@@ -1,5 +1,5 @@
 """A sample of the weights of several units, followed over time: how often they have a gradient, how steady it
-is, how far a step moves them. One weight in 256 keeps the memory under two per cent of the model.
+is, how far a step moves them. One weight in 1024 keeps the memory near one per cent of a large model's.
 
 All samples lie in one NumPy vector, since a reading is many small operations and each costs its call.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsight.dynamics.routes import Part
 
-ONE_IN = 256
+ONE_IN = 1024
 AT_LEAST, AT_MOST = 32, 256
 _MEMORY = 0.9
 """Share of a running mean that stays at each reading: it looks back over ten readings or so."""
@@ -29,7 +29,7 @@ def sample_size(numel: int) -> int:
     """How many weights of a parameter are followed.
 
     >>> sample_size(10), sample_size(20_000), sample_size(10**6)
-    (10, 78, 256)
+    (10, 32, 256)
     """
     return min(numel, max(AT_LEAST, min(AT_MOST, numel // ONE_IN)))
 
@@ -125,26 +125,26 @@ class Samples:
             ratio = self._sum(signal) / self._sum(noise)
         return np.where(np.isfinite(ratio), ratio, np.nan).astype(np.float32)
 
-    def moved(self) -> Floats:
-        """For each unit, mean |Δw| since `remember`; NaN if that is not known."""
+    def moved(self, weights: Floats) -> Floats:
+        """For each unit, mean |Δw| from `remember` to these weights; NaN if that is not known."""
         if self.before is None:
             return np.full(self.units, np.nan, np.float32)
-        return self.mean_of(np.abs(self.weights() - self.before))
+        return self.mean_of(np.abs(weights - self.before))
 
-    def weight_norms(self) -> Floats:
+    def weight_norms(self, weights: Floats) -> Floats:
         """For each unit, the norm of its weights, estimated from the sample."""
         with np.errstate(over="ignore"):  # weights that explode are a finding, not a warning
-            squares = self.weights() ** 2
+            squares = weights**2
         lengths = np.diff(self.starts)
         sizes = np.array([part.numel for part in self.parts])
         scale = np.repeat(sizes / np.maximum(lengths, 1), lengths)
         return np.sqrt(self._sum(squares * scale)).astype(np.float32)
 
-    def rows(self) -> Floats | None:
+    def rows(self, weights: Floats) -> Floats | None:
         """[units, places]: the weights of every unit, where all are laid out alike."""
         if not self.units or (self.counts != self.counts[0]).any():
             return None
-        return self.weights().reshape(self.units, -1)
+        return weights.reshape(self.units, -1)
 
     def mean_of(self, values: Floats) -> Floats:
         """The mean over each unit's sample."""
