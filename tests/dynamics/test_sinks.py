@@ -101,12 +101,17 @@ def wandb_history(file: Path) -> list[dict[str, object]]:
 
 
 def test_wandb_keeps_an_offline_run_with_the_step_as_axis(tmp_path: Path):
-    import wandb
-
-    quiet = wandb.Settings(
-        silent=True, console="off", x_disable_stats=True, x_disable_meta=True, save_code=False
+    # In a process of its own, as users have it: its service does not mix with the forks and event loops of
+    # other tests.
+    script = (
+        "import sys, wandb, sparsight as sp\n"
+        "from tests.dynamics.test_sinks import send\n"
+        "quiet = wandb.Settings(silent=True, console='off', x_disable_stats=True, x_disable_meta=True, "
+        "save_code=False)\n"
+        "send(sp.sinks.WandB(layers=True, mode='offline', dir=sys.argv[1], project='test', settings=quiet))"
     )
-    send(sp.sinks.WandB(layers=True, mode="offline", dir=tmp_path, project="test", settings=quiet))
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, check=True, timeout=120)
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     first, second, event = wandb_history(file)
     assert (first["step"], first["moe/load_cv"], first["moe/blocks.0.mlp/load_cv"]) == (10, 0.25, 0.5)
