@@ -116,6 +116,18 @@ NB_MODULE(_native, m) {
   m.def("csr_of", [](Address p, i64 n, i64 rows, i64 fan_in, Address crow, Address col) {
     csr_of(at<i64>(p), n, rows, fan_in, at<i32>(crow), at<i32>(col));
   }, Free());
+  m.def("chosen", [](Address p, Address mask, i64 n, i64 count, Address out) {
+    chosen(at<i64>(p), at<std::uint8_t>(mask), n, count, at<i64>(out));
+  }, Free());
+  const auto moved_by = [](auto type, Address before, i64 count, Address source, i64 n, Address after) {
+    using T = decltype(type);
+    return moved<T>(at<T>(before), count, at<i64>(source), n, at<T>(after));
+  };
+  m.def("moved_f32", [=](Address b, i64 c, Address s, i64 n, Address a) { return moved_by(float(), b, c, s, n, a); }, Free());
+  m.def("moved_f64", [=](Address b, i64 c, Address s, i64 n, Address a) { return moved_by(double(), b, c, s, n, a); }, Free());
+  m.def("positions_of", [](Address crow, Address col, i64 rows, i64 fan_in, Address p) {
+    positions_of(at<i32>(crow), at<i32>(col), rows, fan_in, at<i64>(p));
+  }, Free());
   m.def("indices_in", [](Address before, i64 n, Address after, i64 k, Address out) {
     indices_in(at<i64>(before), n, at<i64>(after), k, at<i64>(out));
   }, Free());

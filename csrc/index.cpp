@@ -4,6 +4,8 @@
 #include <functional>
 #include <vector>
 
+#include "select.h"
+
 namespace sparsight {
 
 template <class T>
@@ -12,17 +14,13 @@ void best(const T* scores, const i64* positions, i64 n, i64 count, u64 seed, std
   if (count <= 0 || count >= n) return;
   // Partition by score alone, which is quick, and settle ties at the boundary by their hash.
   std::vector<T> ranked(scores, scores + n);
-  std::nth_element(ranked.begin(), ranked.begin() + count - 1, ranked.end(), std::greater<T>());
-  const T threshold = ranked[count - 1];
+  const T threshold = kth_largest(ranked, count);
   std::vector<i64> tied;
   i64 above = 0;
   for (i64 i = 0; i < n; ++i) {
-    if (scores[i] > threshold) {
-      mask[i] = 1;
-      ++above;
-    } else if (scores[i] == threshold) {
-      tied.push_back(i);
-    }
+    mask[i] = scores[i] > threshold;
+    above += mask[i];
+    if (scores[i] == threshold) tied.push_back(i);
   }
   const i64 wanted = count - above;
   const auto first = [positions, seed](i64 a, i64 b) {
@@ -34,6 +32,26 @@ void best(const T* scores, const i64* positions, i64 n, i64 count, u64 seed, std
 
 template void best<float>(const float*, const i64*, i64, i64, u64, std::uint8_t*);
 template void best<double>(const double*, const i64*, i64, i64, u64, std::uint8_t*);
+
+void chosen(const i64* positions, const std::uint8_t* mask, i64 n, i64 count, i64* out) {
+  i64 next = 0;
+  for (i64 i = 0; i < n && next < count; ++i) {
+    out[next] = positions[i];
+    next += mask[i];
+  }
+}
+
+template <class T>
+bool moved(const T* before, i64 count, const i64* source, i64 n, T* after) {
+  for (i64 i = 0; i < n; ++i) {
+    if (source[i] >= count) return false;
+    after[i] = source[i] < 0 ? T(0) : before[source[i]];
+  }
+  return true;
+}
+
+template bool moved<float>(const float*, i64, const i64*, i64, float*);
+template bool moved<double>(const double*, i64, const i64*, i64, double*);
 
 void merge(const i64* a, i64 a_count, const i64* b, i64 b_count, i64* out) {
   std::merge(a, a + a_count, b, b + b_count, out);
@@ -47,6 +65,11 @@ void csr_of(const i64* positions, i64 n, i64 rows, i64 fan_in, i32* crow, i32* c
     for (; i < n && positions[i] < end; ++i) col[i] = i32(positions[i] - begin);
   }
   crow[rows] = i32(i);
+}
+
+void positions_of(const i32* crow, const i32* col, i64 rows, i64 fan_in, i64* positions) {
+  for (i64 row = 0; row < rows; ++row)
+    for (i32 i = crow[row]; i < crow[row + 1]; ++i) positions[i] = row * fan_in + col[i];
 }
 
 void indices_in(const i64* before, i64 before_count, const i64* after, i64 after_count, i64* out) {

@@ -5,6 +5,8 @@
 #include <functional>
 #include <utility>
 
+#include "select.h"
+
 namespace sparsight {
 
 namespace {
@@ -27,8 +29,7 @@ void TopK::trim() {
   if (size_ <= k_) return;
   std::vector<double> scores(size_);
   for (i64 i = 0; i < size_; ++i) scores[i] = found_[i].score;
-  std::nth_element(scores.begin(), scores.begin() + k_ - 1, scores.end(), std::greater<double>());
-  floor_ = scores[k_ - 1];
+  floor_ = kth_largest(scores, k_);
   std::vector<u64> tied;
   i64 above = 0;
   for (i64 i = 0; i < size_; ++i) {

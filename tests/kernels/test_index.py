@@ -1,5 +1,6 @@
 """The passes of a rewiring: C++ against plain torch."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,59 @@ def test_best(places, levels, count, seed, dtype):
     fast = index.best(scores, count, places, seed)
     assert torch.equal(fast, index.best_in_torch(scores, count, places, seed))
     assert int(fast.sum()) == min(count, places.numel())
+
+
+_PATTERNS = {
+    "random": torch.randn,
+    "sorted": lambda n: torch.arange(n).float(),
+    "constant": torch.zeros,
+    "few levels": lambda n: torch.randint(4, (n,)).float(),
+    "periodic": lambda n: (
+        (torch.arange(n) % 30 == 0).float() + torch.randn(n) / 100
+    ),  # misleads a regular sample
+    "with infinities": lambda n: torch.randn(n).masked_fill_(torch.rand(n) < 0.2, float("inf")),
+}
+
+
+@pytest.mark.parametrize("pattern", _PATTERNS)
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.5, 0.7, 0.999])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_best_of_many(pattern, share, dtype):
+    torch.manual_seed(0)
+    n = 30 * 1024
+    scores = _PATTERNS[pattern](n).to(dtype)
+    places = torch.arange(n) * 3
+    fast = index.best_positions(scores, int(share * n), places, seed=1)
+    assert torch.equal(fast, places[index.best_in_torch(scores, int(share * n), places, seed=1)])
+
+
+@given(positions(), st.integers(-2, 70))
+def test_best_positions(places, count):
+    scores = torch.randn(places.shape)
+    chosen = index.best_in_torch(scores, count, places, 0)
+    assert torch.equal(index.best_positions(scores, count, places, 0), places[chosen])
+
+
+@given(positions(), st.sampled_from([(20, 10), (1, 200), (200, 1), (5, 4, 5, 2)]))
+def test_positions_of(places, shape):
+    topology = Topology.from_positions(shape, places)
+    assert torch.equal(index.positions_of(topology), places)
+    assert torch.equal(topology.positions(), places)
+
+
+@given(positions(), positions(), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+def test_moved(before, after, dtype):
+    values = torch.randn(before.shape).to(dtype)
+    source = index.indices_in(before, after)
+    moved = index.moved(values, source)
+    assert torch.equal(moved, index.moved_in_torch(values, source))
+    held = dict(zip(before.tolist(), values.tolist(), strict=True))
+    assert moved.tolist() == [held.get(place, 0.0) for place in after.tolist()]
+
+
+def test_a_source_that_lies_outside_is_refused():
+    with pytest.raises(IndexError, match="a source of 2 lies outside 2 weights"):
+        index.moved(torch.ones(2), torch.tensor([0, 2]))
 
 
 @given(positions(), positions())

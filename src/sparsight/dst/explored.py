@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsight.kernels.index import set_bits
+from sparsight.kernels.index import positions_of, set_bits
 from sparsight.topology import Topology
 
 
@@ -18,7 +18,7 @@ class Explored:
         self.add(topology)
 
     def add(self, topology: Topology) -> None:
-        set_bits(topology.positions().cpu(), self.bits)
+        set_bits(positions_of(topology).cpu(), self.bits)
 
     @property
     def count(self) -> int:

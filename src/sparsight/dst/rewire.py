@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from sparsight.dst.view import LayerView
-from sparsight.kernels.index import ScoreBlocks, indices_in, topology_of
+from sparsight.kernels.index import ScoreBlocks, indices_in, positions_of, topology_of
 from sparsight.topology import Topology
 
 
@@ -107,9 +107,9 @@ def rewire(
         scores = _checked(drop(view), old.nnz, "drop", view)
         kept = structure.keep(old, scores, quota.keep, view.seed)
     else:
-        kept = old.positions()[:0]
+        kept = positions_of(old)[:0]
     if grow is not None and quota.grow:
         plan = Fill(old.shape, quota.total, view.seed)
         kept = structure.fill(old, kept, scored(), plan)
     after = topology_of(old.shape, kept)
-    return Rewiring(old, after, indices_in(old.positions(), kept))
+    return Rewiring(old, after, indices_in(positions_of(old), kept))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsight.chance import hashes
 from sparsight.dst.rewire import Fill
-from sparsight.kernels.index import ScoreBlocks, best, best_of_blocks, merged
+from sparsight.kernels.index import ScoreBlocks, best, best_of_blocks, best_positions, merged, positions_of
 from sparsight.topology import Topology, matrix_shape
 
 
@@ -20,8 +20,7 @@ def _whole(blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
 
 
 def _best_existing(topology: Topology, scores: Tensor, count: int, seed: int) -> Tensor:
-    positions = topology.positions()
-    return positions[best(scores, count, positions, seed)]
+    return best_positions(scores, count, positions_of(topology), seed)
 
 
 def _best_per_group(scores: Tensor, taken: Tensor, count: int, seed: int) -> Tensor:

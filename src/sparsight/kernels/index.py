@@ -38,6 +38,14 @@ def best(scores: Tensor, count: int, positions: Tensor, seed: int) -> Tensor:
     return best_in_torch(scores, count, positions, seed)
 
 
+def best_positions(scores: Tensor, count: int, positions: Tensor, seed: int) -> Tensor:
+    """The positions that `best` would choose, in their order."""
+    mask = best(scores, count, positions, seed)
+    if _fast(mask, positions):
+        return native.chosen(positions.contiguous(), mask, min(max(count, 0), mask.numel()))
+    return positions[mask]
+
+
 def best_in_torch(scores: Tensor, count: int, positions: Tensor, seed: int) -> Tensor:
     """The slow twin of `best`, for any device and type."""
     if count <= 0:
@@ -96,6 +104,31 @@ def merged(one: Tensor, other: Tensor) -> Tensor:
     if _fast(one, other):
         return native.merge(one.contiguous(), other.contiguous())
     return torch.cat([one, other]).sort().values
+
+
+def positions_of(topology: Topology) -> Tensor:
+    """`topology.positions()`, its slow twin, in one pass."""
+    if _fast(topology.crow):
+        return native.positions_of(topology.shape, topology.crow, topology.col)
+    return topology.positions()
+
+
+def moved(before: Tensor, source: Tensor) -> Tensor:
+    """What each of `source` (an index into `before`, or −1) points at; zero for −1.
+
+    >>> moved(torch.tensor([5.0, 6.0]), torch.tensor([1, -1, 0])).tolist()
+    [6.0, 0.0, 5.0]
+    """
+    if _fast(before, source) and before.dtype in (torch.float32, torch.float64):
+        return native.moved(before.contiguous(), source.contiguous())
+    return moved_in_torch(before, source)
+
+
+def moved_in_torch(before: Tensor, source: Tensor) -> Tensor:
+    """The slow twin of `moved`."""
+    if before.numel() == 0:
+        return before.new_zeros(source.shape)
+    return before[source.clamp(min=0)].masked_fill_(source < 0, 0)
 
 
 def topology_of(shape: tuple[int, ...], positions: Tensor) -> Topology:

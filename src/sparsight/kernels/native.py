@@ -216,6 +216,22 @@ def best(scores: Tensor, count: int, positions: Tensor, seed: int) -> Tensor:
     return mask
 
 
+def chosen(positions: Tensor, mask: Tensor, count: int) -> Tensor:
+    """The positions whose mask is true; `count` says how many there are."""
+    out = positions.new_empty(count)
+    _native.chosen(_at(positions), _at(mask), positions.numel(), count, _at(out))
+    return out
+
+
+def moved(before: Tensor, source: Tensor) -> Tensor:
+    """before[source], zero where the source is negative."""
+    after = torch.empty(source.numel(), dtype=before.dtype)
+    run = _kernel("moved", before.dtype)
+    if not run(_at(before), before.numel(), _at(source), source.numel(), _at(after)):
+        raise IndexError(f"a source of {int(source.max())} lies outside {before.numel()} weights")
+    return after
+
+
 def merge(one: Tensor, other: Tensor) -> Tensor:
     """Two sorted vectors of int64 as one."""
     out = one.new_empty(one.numel() + other.numel())
@@ -232,6 +248,13 @@ def csr_of(shape: tuple[int, ...], positions: Tensor) -> tuple[Tensor, Tensor]:
     col = torch.empty(positions.numel(), dtype=torch.int32)
     _native.csr_of(_at(positions), positions.numel(), rows, fan_in, _at(crow), _at(col))
     return crow, col
+
+
+def positions_of(shape: tuple[int, ...], crow: Tensor, col: Tensor) -> Tensor:
+    """The sorted positions of a checked CSR."""
+    positions = torch.empty(col.numel(), dtype=torch.int64)
+    _native.positions_of(_at(crow), _at(col), shape[0], math.prod(shape[1:]), _at(positions))
+    return positions
 
 
 def indices_in(before: Tensor, after: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-_BLOCK = 1 << 18
+_BLOCK = 1 << 19
 """Positions in a block: about a megabyte of float32."""
 
 

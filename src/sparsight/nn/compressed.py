@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsight.kernels.index import indices_in
+from sparsight.kernels.index import indices_in, moved, positions_of
 from sparsight.kernels.taps import Tap
 from sparsight.nn.accumulation import Accumulation, Reduce, scale_of
 from sparsight.nn.layer import SparseLayer, resize
@@ -134,7 +134,7 @@ class CompressedWeight:
     def assign(self, topology: Topology) -> None:
         """Take another topology; weights that both have keep their values."""
         if not topology.same_as(self.topology):
-            self.rewire(topology, indices_in(self.topology.positions(), topology.positions()), None, ())
+            self.rewire(topology, indices_in(positions_of(self.topology), positions_of(topology)), None, ())
 
     @torch.no_grad()
     def rewire(self, after: Topology, source: Tensor, grown: Tensor | None, slots: Iterable[Tensor]) -> None:
@@ -143,16 +143,9 @@ class CompressedWeight:
         for module in self.modules:
             module.topology = after
         now = self.modules[0].layout
-        place, new = source.clamp(min=0), source < 0
         for tensor in (self.param, *slots):
-            moved = _moved(before.by_position(tensor.detach()), place, new)
+            values = moved(before.by_position(tensor.detach()), source)
             if tensor is self.param and grown is not None and grown.numel():
-                moved[new] = grown.to(moved)
-            resize(tensor, moved.numel())
-            tensor.copy_(now.stored(moved))
-
-
-def _moved(old: Tensor, place: Tensor, new: Tensor) -> Tensor:
-    if old.numel() == 0:
-        return old.new_zeros(place.shape)
-    return old[place].masked_fill_(new, 0)
+                values[source < 0] = grown.to(values)
+            resize(tensor, values.numel())
+            tensor.copy_(now.stored(values))
