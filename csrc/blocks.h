@@ -83,10 +83,24 @@ void backward_block_cell(const Cell& cell, const T* values, const T* dout, const
         }
       };
       const int fours = length * Fours;
-      if (fours) {
+      int n = 0;
+      if constexpr (Values && V::kDots16) {
+        for (; n + 4 <= fours; n += 4) {
+          R a[4], b[4], c[4], e[4];
+          four(n, a);
+          four(n + 1, b);
+          const R p = V::partial4(a[0], a[1], a[2], a[3]);
+          four(n + 2, c);
+          const R q = V::partial4(b[0], b[1], b[2], b[3]);
+          four(n + 3, e);
+          const R r = V::partial4(c[0], c[1], c[2], c[3]);
+          V::dots16(dvalues + 4 * n, p, q, r, V::partial4(e[0], e[1], e[2], e[3]), accumulate);
+        }
+      }
+      if (n < fours) {
         R dot[4], next[4];
-        four(0, dot);
-        for (int n = 1; n < fours; ++n) {
+        four(n, dot);
+        for (++n; n < fours; ++n) {
           four(n, next);
           if (Values) V::dots4(dvalues + 4 * (n - 1), dot[0], dot[1], dot[2], dot[3], accumulate);
           for (int i = 0; i < 4; ++i) dot[i] = next[i];

@@ -7,18 +7,20 @@ namespace sparsight {
 namespace {
 
 constexpr i64 kPanelBytes = 64 << 10;  // of a 48 KiB (or 32 KiB) first-level cache
-constexpr double kPanelWeights = 16;   // fewer in a segment, and its own loads and stores outweigh the misses
+// Weights in a segment: with fewer, its own loads and stores outweigh the misses. The backward pass has more of
+// them, and the sums over lanes at the end of a segment; row blocks going forward wait for no load at all.
+constexpr double kForwardWeights = 16, kBlockWeights = 128, kBackwardWeights = 32;
 constexpr i64 kMaxPanel = 1 << 16;     // inner indices are 16 bits
 constexpr int kSpare = 8;              // entries past the end that a prefetch may look at
 
 i64 round_up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 
-i64 choose_panel(i64 inner, i64 outer, i64 weights, int rows, i64 wish) {
+i64 choose_panel(i64 inner, i64 outer, i64 weights, int rows, double segment, i64 wish) {
   const i64 row_bytes = ops<float>().lanes * i64(sizeof(float)) * kTileVectors * rows;
   i64 panel = wish;
   if (panel <= 0) {
     const double mean = double(weights) / std::max<i64>(1, outer * inner);
-    const double enough = mean > 0 ? kPanelWeights / (mean * rows) : double(inner);
+    const double enough = mean > 0 ? segment / (mean * rows) : double(inner);
     panel = std::max<i64>(kPanelBytes / row_bytes, i64(std::min(enough, double(inner))));
     // Panels of about the same size, none a small remainder.
     const i64 count = std::max<i64>(1, (inner + panel / 2) / panel);
@@ -36,7 +38,8 @@ Pass make_pass(i64 outer, i64 inner, const i32* ptr, const i32* idx, const i32* 
   p.inner_size = inner;
   const i64 weights = ptr[outer];
   // Going back, an inner index is a whole block of outputs.
-  p.panel = choose_panel(std::max<i64>(1, inner), outer, weights, source ? block : 1, wish);
+  const double segment = source ? kBackwardWeights : block > 1 ? kBlockWeights : kForwardWeights;
+  p.panel = choose_panel(std::max<i64>(1, inner), outer, weights, source ? block : 1, segment, wish);
   p.panels = std::max<i64>(1, (inner + p.panel - 1) / p.panel);
   // Large chunks make long runs of equal segments, small ones spread over threads.
   p.chunk = round_up(std::min<i64>(256, std::max<i64>(32, round_up(outer / 8, 16))), unit);

@@ -24,6 +24,8 @@ using i64 = std::int64_t;
 //   load_transposed  reads W rows of W elements, ld apart, and gives each column i to sink(i, column)
 //   dots4            writes (or adds) the sums over lanes of a, b, c, d to out[0..3]
 //   dots3            the same for one to three sums, touching no more than `count` elements of out
+//   kDots16          whether sixteen sums at once are cheaper: then partial4 begins those of four vectors, and
+//                    dots16 ends those of four partial4 that followed one another
 //   load4, lane<I>   four consecutive weights, and one of them in every lane
 template <class T>
 struct Vec;

@@ -8,6 +8,7 @@ struct Vec<float> {
   using R = __m256;
   static constexpr int W = 8;
   static constexpr int kRegisters = 16;
+  static constexpr bool kDots16 = false;
   static SPS_INLINE R zero() { return _mm256_setzero_ps(); }
   static SPS_INLINE R set1(float a) { return _mm256_set1_ps(a); }
   static SPS_INLINE R load(const float* p) { return _mm256_loadu_ps(p); }
@@ -57,6 +58,7 @@ struct Vec<double> {
   using R = __m256d;
   static constexpr int W = 4;
   static constexpr int kRegisters = 16;
+  static constexpr bool kDots16 = false;
   static SPS_INLINE R zero() { return _mm256_setzero_pd(); }
   static SPS_INLINE R set1(double a) { return _mm256_set1_pd(a); }
   static SPS_INLINE R load(const double* p) { return _mm256_loadu_pd(p); }

@@ -56,11 +56,26 @@ struct Vec<float> {
     }
   }
 
-  static SPS_INLINE __m128 sums4(R a, R b, R c, R d) {
+  // One quarter of the register for each of the four: its lanes still have to be summed.
+  static constexpr bool kDots16 = true;
+  static SPS_INLINE R partial4(R a, R b, R c, R d) {
     const R ab = add(_mm512_mask_blend_ps(0xFF00, a, b), _mm512_shuffle_f32x4(a, b, 0x4E));
     const R cd = add(_mm512_mask_blend_ps(0xFF00, c, d), _mm512_shuffle_f32x4(c, d, 0x4E));
     // ab = a02 a13 b13 b02 in quarters (the order of the halves does not matter: they are summed next)
-    R s = add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+    return add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+  }
+  static SPS_INLINE void dots16(float* out, R p, R q, R r, R s, bool accumulate) {
+    const R pq = add(_mm512_unpacklo_ps(p, q), _mm512_unpackhi_ps(p, q));
+    const R rs = add(_mm512_unpacklo_ps(r, s), _mm512_unpackhi_ps(r, s));
+    R sums = add(_mm512_shuffle_ps(pq, rs, 0x44), _mm512_shuffle_ps(pq, rs, 0xEE));
+    // Quarter i holds the i-th sums of p, q, r, s: turn this square over.
+    const __m512i turn = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    sums = _mm512_permutexvar_ps(turn, sums);
+    if (accumulate) sums = add(sums, load(out));
+    store(out, sums);
+  }
+  static SPS_INLINE __m128 sums4(R a, R b, R c, R d) {
+    R s = partial4(a, b, c, d);
     s = add(s, _mm512_permute_ps(s, 0x4E));
     s = add(s, _mm512_permute_ps(s, 0xB1));
     const __m512i pick = _mm512_castsi128_si512(_mm_setr_epi32(0, 4, 8, 12));
@@ -84,6 +99,7 @@ struct Vec<double> {
   using R = __m512d;
   static constexpr int W = 8;
   static constexpr int kRegisters = 32;
+  static constexpr bool kDots16 = false;
   static SPS_INLINE R zero() { return _mm512_setzero_pd(); }
   static SPS_INLINE R set1(double a) { return _mm512_set1_pd(a); }
   static SPS_INLINE R load(const double* p) { return _mm512_loadu_pd(p); }

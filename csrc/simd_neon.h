@@ -8,6 +8,7 @@ struct Vec<float> {
   using R = float32x4_t;
   static constexpr int W = 4;
   static constexpr int kRegisters = 32;
+  static constexpr bool kDots16 = false;
   static SPS_INLINE R zero() { return vdupq_n_f32(0); }
   static SPS_INLINE R set1(float a) { return vdupq_n_f32(a); }
   static SPS_INLINE R load(const float* p) { return vld1q_f32(p); }
@@ -50,6 +51,7 @@ struct Vec<double> {
   using R = float64x2_t;
   static constexpr int W = 2;
   static constexpr int kRegisters = 32;
+  static constexpr bool kDots16 = false;
   static SPS_INLINE R zero() { return vdupq_n_f64(0); }
   static SPS_INLINE R set1(double a) { return vdupq_n_f64(a); }
   static SPS_INLINE R load(const double* p) { return vld1q_f64(p); }

@@ -8,6 +8,7 @@ template <class T>
 struct Vec {
   static constexpr int W = 4;
   static constexpr int kRegisters = 16;
+  static constexpr bool kDots16 = false;
   struct R {
     T v[W];
   };

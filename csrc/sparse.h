@@ -26,20 +26,24 @@ void gather_cell(const Cell& cell, const T* values, const T* in, T* out) {
       for (int j = 0; j < N; ++j) prefetch(out + outer[s + 4] * stride + j * V::W);
       R acc[N];
       for (int j = 0; j < N; ++j) acc[j] = First ? V::zero() : V::load(o + j * V::W);
-      auto weight = [&](int k, R w) __attribute__((always_inline)) {
-        const T* x = in + inner[k] * stride;
+      auto weight = [&](std::uint64_t at, R w) __attribute__((always_inline)) {
+        const T* x = in + i64(at & 0xFFFF) * stride;
         SPS_KEEP_POINTER(x);
         for (int j = 0; j < N; ++j) acc[j] = V::fma(w, V::load(x + j * V::W), acc[j]);
       };
       int k = 0;
       for (; k + 4 <= length; k += 4) {
+        // Four weights and four indices in a load each, for the same reason.
         const typename V::Four four = V::load4(v + k);
-        weight(k, V::template lane<0>(four));
-        weight(k + 1, V::template lane<1>(four));
-        weight(k + 2, V::template lane<2>(four));
-        weight(k + 3, V::template lane<3>(four));
+        std::uint64_t at;
+        __builtin_memcpy(&at, inner + k, sizeof at);
+        SPS_KEEP_POINTER(at);
+        weight(at, V::template lane<0>(four));
+        weight(at >> 16, V::template lane<1>(four));
+        weight(at >> 32, V::template lane<2>(four));
+        weight(at >> 48, V::template lane<3>(four));
       }
-      for (; k < length; ++k) weight(k, V::set1(v[k]));
+      for (; k < length; ++k) weight(inner[k], V::set1(v[k]));
       for (int j = 0; j < N; ++j) V::store(o + j * V::W, acc[j]);
       inner += length;
     }
@@ -86,9 +90,21 @@ void backward_cell(const Cell& cell, const T* values, const T* dout, const T* in
       // The sums over lanes wait long for their operands, so those of four weights are taken while the next four
       // are under way: the scheduler then always finds a multiply-add that is ready.
       int k = 0;
-      if (length >= 4) {
-        R a = weight(0), b = weight(1), c = weight(2), e = weight(3);
-        for (k = 4; k + 4 <= length; k += 4) {
+      if constexpr (Values && V::kDots16) {
+        for (; k + 16 <= length; k += 16) {
+          const R a = weight(k), b = weight(k + 1), c = weight(k + 2), e = weight(k + 3);
+          const R a2 = weight(k + 4), b2 = weight(k + 5), c2 = weight(k + 6), e2 = weight(k + 7);
+          const R p = V::partial4(a, b, c, e);
+          const R a3 = weight(k + 8), b3 = weight(k + 9), c3 = weight(k + 10), e3 = weight(k + 11);
+          const R p2 = V::partial4(a2, b2, c2, e2);
+          const R a4 = weight(k + 12), b4 = weight(k + 13), c4 = weight(k + 14), e4 = weight(k + 15);
+          const R p3 = V::partial4(a3, b3, c3, e3);
+          V::dots16(dvalues + k, p, p2, p3, V::partial4(a4, b4, c4, e4), accumulate);
+        }
+      }
+      if (k + 4 <= length) {
+        R a = weight(k), b = weight(k + 1), c = weight(k + 2), e = weight(k + 3);
+        for (k += 4; k + 4 <= length; k += 4) {
           const R a2 = weight(k), b2 = weight(k + 1), c2 = weight(k + 2), e2 = weight(k + 3);
           if (Values) V::dots4(dvalues + k - 4, a, b, c, e, accumulate);
           a = a2, b = b2, c = c2, e = e2;
