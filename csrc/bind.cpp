@@ -78,10 +78,10 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Plan* self, i64 outputs, i64 inputs, i64 weights, Address crow, Address col, int block, i64 unit,
-             i64 panel) {
+             bool held, i64 panel) {
             const char* wrong = check_csr(outputs, inputs, weights, at<i32>(crow), at<i32>(col));
             if (*wrong) throw std::invalid_argument(wrong);
-            new (self) Plan(outputs, inputs, at<i32>(crow), at<i32>(col), block, unit, panel);
+            new (self) Plan(outputs, inputs, at<i32>(crow), at<i32>(col), block, unit, held, panel);
           },
           Free())
       .def_ro("outputs", &Plan::outputs)

@@ -8,31 +8,6 @@
 
 namespace sparsight {
 
-namespace {
-
-constexpr i64 kWholeBytes = 320 << 10;  // of transposed inner rows that may stay in the second-level cache
-constexpr i64 kSlabBytes = 128 << 10;   // of them at a time, where they may not
-constexpr i64 kStepBytes = 128 << 10;   // of transposed outer rows at a time
-
-// How a tile goes through the cells of a pass. A transposition runs at half its speed when what it writes falls
-// out of the second-level cache, so only the smaller side of a layer is held as a whole: either the inner rows,
-// while the outer ones come and go in steps of a few chunks, or the outer rows, while the inner ones come and go
-// in slabs of a few panels.
-struct Walk {
-  i64 slab, slabs;  // panels in a slab
-  i64 step;         // chunks in a step
-
-  Walk(const Pass& pass, i64 inner_row, i64 outer_row) {  // bytes of one index, transposed
-    const i64 inner = pass.inner_size * inner_row, outer = pass.outer_size * outer_row;
-    const bool whole = inner <= std::max(kWholeBytes, outer);
-    slab = whole ? pass.panels : std::max<i64>(1, kSlabBytes / (pass.panel * inner_row));
-    slabs = (pass.panels + slab - 1) / slab;
-    step = slabs > 1 ? pass.chunks : std::max<i64>(1, kStepBytes / (pass.chunk * outer_row));
-  }
-};
-
-}  // namespace
-
 template <class T>
 void linear_forward(const Plan& plan, const T* x, i64 batch, const T* values, const T* bias, T* y, int threads) {
   const Tiles<T> tiles(batch);
@@ -41,15 +16,13 @@ void linear_forward(const Plan& plan, const T* x, i64 batch, const T* values, co
   const Pass& pass = plan.forward;
   const int block = plan.block;
   const i64 in = plan.inputs, out = plan.outputs * block;
-  const i64 row = tiles.full * i64(sizeof(T));
-  const Walk walk(pass, row, row * block);
 
   parallel(threads, [&](int me, int team) {
     // A task is one of `team` ranges of outputs of one tile; a thread takes tasks that follow one another, so
     // with many tiles it has whole ones, and with one tile a range of it.
     const std::vector<i64> bound = pass.share(team);
-    T* xs = scratch(Use::input).get<T>(walk.slab * pass.panel * tiles.full);
-    T* ys = scratch(Use::output).get<T>(std::min(walk.step, pass.chunks) * pass.chunk * block * tiles.full);
+    T* xs = scratch(Use::input).get<T>(pass.slab * pass.panel * tiles.full);
+    T* ys = scratch(Use::output).get<T>(std::min(pass.step, pass.chunks) * pass.chunk * block * tiles.full);
     const i64 end = split(tiles.count * team, team, me + 1);
     for (i64 task = split(tiles.count * team, team, me), next; task < end; task = next) {
       const i64 t = task / team, part = task % team;
@@ -57,12 +30,12 @@ void linear_forward(const Plan& plan, const T* x, i64 batch, const T* values, co
       next = task + stop - part;
       const i64 c0 = bound[part], c1 = bound[stop];
       const int stride = tiles.stride(t);
-      for (i64 s = 0; s < walk.slabs && c0 < c1; ++s) {
-        const i64 q0 = s * walk.slab, q1 = std::min(pass.panels, q0 + walk.slab);
+      for (i64 s = 0; s < pass.slabs && c0 < c1; ++s) {
+        const i64 q0 = s * pass.slab, q1 = std::min(pass.panels, q0 + pass.slab);
         const i64 i0 = q0 * pass.panel, i1 = std::min(in, q1 * pass.panel);
         op.load_tile(x + tiles.begin(t) * in + i0, in, tiles.rows(t), i1 - i0, xs, nullptr);
-        for (i64 first = c0; first < c1; first += walk.step) {
-          const i64 last = std::min(c1, first + walk.step);
+        for (i64 first = c0; first < c1; first += pass.step) {
+          const i64 last = std::min(c1, first + pass.step);
           const i64 r0 = first * pass.chunk * block, r1 = std::min(out, last * pass.chunk * block);
           for (i64 q = q0; q < q1; ++q)
             for (i64 c = first; c < last; ++c)  // cells speak of outputs by number: ys - r0 * stride is where 0 would be
@@ -93,7 +66,6 @@ struct Backward {
   const Pass& pass = plan.backward;
   const int block = plan.block;
   const i64 in = plan.inputs, out = plan.outputs * block, count = plan.weights * block;
-  const Walk walk{pass, tiles.full * i64(sizeof(T)) * block, 2 * tiles.full * i64(sizeof(T))};
   const i64 groups = std::min(kGroups, tiles.count);
   // With one tile a cell is done when it was visited, and a small buffer is enough. Otherwise values and the sums
   // of each group are kept in the order of the cells, beside the group's sums of dy.
@@ -129,17 +101,17 @@ struct Backward {
   void group(i64 g, i64 c0, i64 c1) const {
     T* bias = dbias && c0 == 0 ? bias_sums(g) : nullptr;
     if (bias) std::fill(bias, bias + out, T(0));
-    const i64 side = std::min(walk.step, c1 - c0) * pass.chunk * tiles.full;
-    T* dys = scratch(Use::input).template get<T>(walk.slab * pass.panel * block * tiles.full);
+    const i64 side = std::min(pass.step, c1 - c0) * pass.chunk * tiles.full;
+    T* dys = scratch(Use::input).template get<T>(pass.slab * pass.panel * block * tiles.full);
     T* xs = scratch(Use::output).template get<T>(2 * side);
     const i64 first = split(tiles.count, groups, g), end = split(tiles.count, groups, g + 1);
     for (i64 t = first; t < end; ++t)
-      for (i64 q0 = 0; q0 < pass.panels; q0 += walk.slab) {
-        const i64 q1 = std::min(pass.panels, q0 + walk.slab);
+      for (i64 q0 = 0; q0 < pass.panels; q0 += pass.slab) {
+        const i64 q1 = std::min(pass.panels, q0 + pass.slab);
         const i64 o0 = q0 * pass.panel * block, o1 = std::min(out, q1 * pass.panel * block);
         op.load_tile(dy + tiles.begin(t) * out + o0, out, tiles.rows(t), o1 - o0, dys, bias ? bias + o0 : nullptr);
-        for (i64 c = c0; c < c1; c += walk.step)
-          step(g, t, t == first, q0, q1, c, std::min(c1, c + walk.step), dys, xs, xs + side);
+        for (i64 c = c0; c < c1; c += pass.step)
+          step(g, t, t == first, q0, q1, c, std::min(c1, c + pass.step), dys, xs, xs + side);
       }
   }
 

@@ -11,12 +11,20 @@ constexpr i64 kPanelBytes = 64 << 10;  // of a 48 KiB (or 32 KiB) first-level ca
 // them, and the sums over lanes at the end of a segment; row blocks going forward wait for no load at all.
 constexpr double kForwardWeights = 16, kBlockWeights = 128, kBackwardWeights = 32;
 constexpr i64 kMaxPanel = 1 << 16;     // inner indices are 16 bits
+constexpr int kForwardUnit = 4, kBackwardUnit = 16;  // weights that the kernels take at a time
+
+constexpr i64 kWholeBytes = 320 << 10;  // of transposed inner rows that may stay in the second-level cache
+constexpr i64 kSlabBytes = 128 << 10;   // of them at a time, where they may not
+constexpr i64 kStepBytes = 128 << 10;   // of transposed outer rows at a time
 constexpr int kSpare = 8;              // entries past the end that a prefetch may look at
 
 i64 round_up(i64 n, i64 to) { return (n + to - 1) / to * to; }
 
+// Bytes of one index, transposed; the same for double, whose tiles have half as many rows.
+i64 row_of_tile() { return ops<float>().lanes * i64(sizeof(float)) * kTileVectors; }
+
 i64 choose_panel(i64 inner, i64 outer, i64 weights, int rows, double segment, i64 wish) {
-  const i64 row_bytes = ops<float>().lanes * i64(sizeof(float)) * kTileVectors * rows;
+  const i64 row_bytes = row_of_tile() * rows;
   i64 panel = wish;
   if (panel <= 0) {
     const double mean = double(weights) / std::max<i64>(1, outer * inner);
@@ -29,9 +37,46 @@ i64 choose_panel(i64 inner, i64 outer, i64 weights, int rows, double segment, i6
   return std::max<i64>(1, std::min({panel, inner, kMaxPanel}));
 }
 
+// How a tile goes through the cells. A transposition runs at half its speed when what it writes falls out of the
+// second-level cache, so only the smaller side of a layer is held as a whole: either the inner rows, while the outer
+// ones come and go in steps of a few chunks, or the outer rows, while the inner ones come and go in slabs.
+void choose_walk(Pass& p, i64 inner_row, i64 outer_row) {
+  const bool whole = p.inner_size * inner_row <= std::max(kWholeBytes, p.outer_size * outer_row);
+  p.slab = whole ? p.panels : std::max<i64>(1, kSlabBytes / (p.panel * inner_row));
+  p.slabs = (p.panels + p.slab - 1) / p.slab;
+  p.step = p.slabs > 1 ? p.chunks : std::max<i64>(1, kStepBytes / (p.chunk * outer_row));
+}
+
+// Where each outer index enters each panel, [outer][panels + 1]. unit > 1: segments of whole units, but for the last of
+// a slab.
+std::vector<i32> entrances(const Pass& p, const i32* ptr, const i32* idx, int unit) {
+  std::vector<i32> enter(p.outer_size * (p.panels + 1));
+  for (i64 r = 0; r < p.outer_size; ++r) {
+    i32* e = enter.data() + r * (p.panels + 1);
+    const i32 end = ptr[r + 1];
+    i32 k = ptr[r], slab_begin = k;
+    e[0] = k;
+    for (i64 q = 1; q < p.panels; ++q) {
+      k = i32(std::lower_bound(idx + k, idx + end, i32(q * p.panel)) - idx);
+      if (q % p.slab == 0) {
+        slab_begin = k;
+      } else if (unit > 1) {
+        const i64 slab_end = std::min(p.inner_size, (q / p.slab + 1) * p.slab * p.panel);
+        const i64 reach = std::min(slab_end, (q - 1) * p.panel + kMaxPanel);
+        i32 last = std::min(end, slab_begin + i32(round_up(k - slab_begin, unit)));
+        while (last > k && idx[last - 1] >= reach) --last;
+        k = last;
+      }
+      e[q] = k;
+    }
+    e[p.panels] = end;
+  }
+  return enter;
+}
+
 // ptr, idx: the outer-major index. source: for each weight its CSR position, or null when idx is the CSR itself.
 Pass make_pass(i64 outer, i64 inner, const i32* ptr, const i32* idx, const i32* source, int block, i64 unit,
-               i64 wish) {
+               bool held, i64 wish) {
   Pass p;
   p.block = block;
   p.outer_size = outer;
@@ -44,27 +89,17 @@ Pass make_pass(i64 outer, i64 inner, const i32* ptr, const i32* idx, const i32* 
   // Large chunks make long runs of equal segments, small ones spread over threads.
   p.chunk = round_up(std::min<i64>(256, std::max<i64>(32, round_up(outer / 8, 16))), unit);
   p.chunks = std::max<i64>(1, (outer + p.chunk - 1) / p.chunk);
-  const i64 np = p.panels;
+  const i64 np = p.panels, row = row_of_tile();
+  choose_walk(p, source ? row * block : row, source ? 2 * row : row * block);
 
-  // Where each outer index enters each panel.
-  std::vector<i32> enter(outer * (np + 1));
+  // Going back, row blocks make units by themselves.
+  const std::vector<i32> enter = entrances(p, ptr, idx, !held ? 1 : source ? kBackwardUnit / block : kForwardUnit);
   std::vector<i32> cell_weights(np * p.chunks + 1, 0);
-  for (i64 r = 0; r < outer; ++r) {
-    i32* e = enter.data() + r * (np + 1);
-    const i32 end = ptr[r + 1];
-    i32 k = ptr[r];
-    e[0] = k;
-    for (i64 q = 1; q <= np; ++q) {
-      if (q == np) {
-        k = end;
-      } else {
-        k = i32(std::lower_bound(idx + k, idx + end, i32(q * p.panel)) - idx);
-      }
-      e[q] = k;
-      cell_weights[(q - 1) * p.chunks + r / p.chunk] += k - e[q - 1];
+  for (i64 r = 0; r < outer; ++r)
+    for (i64 q = 0; q < np; ++q) {
+      const i32* e = enter.data() + r * (np + 1) + q;
+      cell_weights[q * p.chunks + r / p.chunk] += e[1] - e[0];
     }
-  }
-
   p.largest_cell = *std::max_element(cell_weights.begin(), cell_weights.end());
   p.marks.reserve(np * p.chunks + 1);
   p.inner.resize(weights);
@@ -152,9 +187,9 @@ i64 Pass::bytes() const {
   return size_of(marks) + size_of(runs) + size_of(outer) + size_of(start) + size_of(inner) + size_of(source);
 }
 
-Plan::Plan(i64 outputs_, i64 inputs_, const i32* crow, const i32* col, int block_, i64 unit, i64 panel)
-    : outputs(outputs_), inputs(inputs_), weights(crow[outputs_]), block(block_) {
-  forward = make_pass(outputs, inputs, crow, col, nullptr, block, 1, panel);
+Plan::Plan(i64 outputs_, i64 inputs_, const i32* crow, const i32* col, int block_, i64 unit, bool held_, i64 panel)
+    : outputs(outputs_), inputs(inputs_), weights(crow[outputs_]), block(block_), held(held_) {
+  forward = make_pass(outputs, inputs, crow, col, nullptr, block, 1, held, panel);
   // The transposed index, by counting.
   std::vector<i32> ptr(inputs + 2, 0), row(weights), source(weights);
   for (i64 k = 0; k < weights; ++k) ++ptr[col[k] + 2];
@@ -165,7 +200,7 @@ Plan::Plan(i64 outputs_, i64 inputs_, const i32* crow, const i32* col, int block
       row[at] = i32(r);
       source[at] = k;
     }
-  backward = make_pass(inputs, outputs, ptr.data(), row.data(), source.data(), block, unit, panel);
+  backward = make_pass(inputs, outputs, ptr.data(), row.data(), source.data(), block, unit, held, panel);
 }
 
 const char* check_csr(i64 outputs, i64 inputs, i64 weights, const i32* crow, const i32* col) {

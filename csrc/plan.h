@@ -3,6 +3,10 @@
 // The weight is CSR over (outputs, inputs). A Pass orders its weights for one kernel: cut into panels of inner
 // indices (so that the activations of a panel stay in the first-level cache) and chunks of outer indices (the
 // unit that threads share out), and, inside such a cell, segments sorted by length.
+//
+// Kernels like segments whose length is a multiple of 4 or 16. Where a tile's rows are all there anyway (`held`), a
+// segment takes the few weights it lacks from the next panel: their inner indices then lie past the panel's end,
+// but never past the slab's.
 #pragma once
 
 #include <vector>
@@ -16,6 +20,8 @@ struct Pass {
   i64 outer_size = 0, inner_size = 0;
   i64 panel = 0, panels = 0;  // inner indices in a panel
   i64 chunk = 0, chunks = 0;  // outer indices in a chunk
+  i64 slab = 0, slabs = 0;    // panels whose inner rows a linear layer holds at a time
+  i64 step = 0;               // chunks whose outer rows it holds at a time
   i64 largest_cell = 0;       // weights in it
   struct Mark {
     i32 run, segment, weight;
@@ -42,10 +48,11 @@ struct Pass {
 struct Plan {
   i64 outputs, inputs, weights;  // of the index: outputs counts row blocks when block > 1
   int block;                     // rows that share their columns
+  bool held;                     // see above; false for convolutions
   Pass forward, backward;
 
   // crow and col must have been validated; panel = 0 chooses. Backward chunks are made of whole units of inputs.
-  Plan(i64 outputs, i64 inputs, const i32* crow, const i32* col, int block, i64 unit, i64 panel);
+  Plan(i64 outputs, i64 inputs, const i32* crow, const i32* col, int block, i64 unit, bool held, i64 panel);
   i64 bytes() const { return forward.bytes() + backward.bytes(); }
 };
 

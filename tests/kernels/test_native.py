@@ -120,7 +120,8 @@ def test_convolution_equals_its_reference(
     taps = kernel[0] * kernel[1]
     crow, col = random_index(rows, size[1] * taps, density)
     shape = (rows * block, size[1] * taps)
-    plan, twin = (k.Plan(crow, col, shape, block, taps=taps) for k in (native, reference))
+    plan = native.Plan(crow, col, shape, block, conv=True, taps=taps)
+    twin = reference.Plan(crow, col, shape, block, taps=taps)
     x = torch.randn(size, dtype=torch.float64)
     values = torch.randn(plan.weights, dtype=torch.float64)
     bias = torch.randn(plan.outputs, dtype=torch.float64)
@@ -136,13 +137,17 @@ def test_convolution_equals_its_reference(
 
 
 @each_isa
-def test_a_large_layer_with_many_panels(name):
+@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1500, 1300), (300, 2500), (2500, 300)]
+)  # the last two in slabs
+def test_a_large_layer_with_many_panels(name, rows, columns, block):
     isa_force(name)
-    crow, col = random_index(1500, 1300, 0.1)
-    plan = native.Plan(crow, col, (1500, 1300), panel=200)
-    twin = reference.Plan(crow, col, (1500, 1300))
-    assert min(plan.native.panels) > 1
-    x, dy = torch.randn(200, 1300, dtype=torch.float64), torch.randn(200, 1500, dtype=torch.float64)
+    crow, col = random_index(rows // block, columns, 0.1)
+    plan = native.Plan(crow, col, (rows, columns), block, panel=200 // block)
+    twin = reference.Plan(crow, col, (rows, columns), block)
+    assert max(plan.native.panels) > 1
+    x, dy = torch.randn(200, columns, dtype=torch.float64), torch.randn(200, rows, dtype=torch.float64)
     values = torch.randn(plan.weights, dtype=torch.float64)
     torch.testing.assert_close(native.linear(plan, x, values), reference.linear(twin, x, values))
     grads = native.linear_backward(plan, dy, x, values)
@@ -178,6 +183,8 @@ def test_wrong_tensors_are_refused():
         native.linear(plan, torch.zeros(5, 3).T, values)
     with pytest.raises(ValueError, match="float16"):
         native.linear(plan, torch.zeros(3, 5), values.half())
+    with pytest.raises(ValueError, match="this plan is for a linear layer"):
+        native.conv2d(plan, torch.zeros(1, 5, 2, 2), values, None, (1, 1), (1, 1), (0, 0), (1, 1))
     with pytest.raises(ValueError, match="block must be 1, 4 or 8 and divide 6 outputs, got 4"):
         native.Plan(crow, col, (6, 5), block=4)
 

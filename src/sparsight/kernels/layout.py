@@ -62,12 +62,14 @@ def layout_of(topology: Topology) -> Layout:
         col = topology.col[first].contiguous()
     taps = topology.fan_in // topology.shape[1] if len(topology.shape) > 2 else 1
     shape = (topology.rows, topology.fan_in)
-    return Layout(topology, _make_plan(crow, col, shape, block, taps), order)
+    return Layout(topology, _make_plan(crow, col, shape, block, taps, len(topology.shape) > 2), order)
 
 
-def _make_plan(crow: Tensor, col: Tensor, shape: tuple[int, int], block: int, taps: int) -> AnyPlan:
+def _make_plan(
+    crow: Tensor, col: Tensor, shape: tuple[int, int], block: int, taps: int, conv: bool
+) -> AnyPlan:
     if native.available():
-        return native.Plan(crow, col, shape, block, taps=taps)
+        return native.Plan(crow, col, shape, block, conv=conv, taps=taps)
     warnings.warn(
         "the native kernels are not there, so compressed layers compute in plain torch, slowly "
         f"({native.why_unavailable()}); see `sparsight doctor --system`",

@@ -58,17 +58,25 @@ class Plan:
     crow [rows + 1] and col [entries] are int32 CSR over (outputs / block, inputs), columns increasing in each
     row. With block = 4 or 8 an entry stands for that many neighbouring outputs, and its values lie together:
     values[entry · block + i] is the weight from input col[entry] to output row · block + i. For a convolution
-    inputs = channels · taps, where taps = height · width of the kernel. `panel` is for tests: how many inputs
-    (or outputs) a panel has, 0 to choose.
+    inputs = channels · taps, where taps = height · width of the kernel, and `conv` must be true. `panel` is
+    for tests: how many inputs (or outputs) a panel has, 0 to choose.
     """
 
-    __slots__ = ("__weakref__", "block", "inputs", "native", "outputs", "taps", "weights")
+    __slots__ = ("__weakref__", "block", "conv", "inputs", "native", "outputs", "taps", "weights")
 
     def __init__(
-        self, crow: Tensor, col: Tensor, shape: Pair, block: int = 1, *, taps: int = 1, panel: int = 0
+        self,
+        crow: Tensor,
+        col: Tensor,
+        shape: Pair,
+        block: int = 1,
+        *,
+        conv: bool = False,
+        taps: int = 1,
+        panel: int = 0,
     ) -> None:
         self.outputs, self.inputs = shape
-        self.block, self.taps = block, taps
+        self.block, self.conv, self.taps = block, conv, taps
         if block not in (1, 4, 8) or self.outputs % block:
             raise ValueError(f"block must be 1, 4 or 8 and divide {self.outputs} outputs, got {block}")
         if taps < 1 or self.inputs % taps:
@@ -77,7 +85,7 @@ class Plan:
         _check_index(crow, col, rows)
         self.weights = col.numel() * block
         self.native = _native.Plan(
-            rows, self.inputs, col.numel(), crow.data_ptr(), col.data_ptr(), block, taps, panel
+            rows, self.inputs, col.numel(), crow.data_ptr(), col.data_ptr(), block, taps, not conv, panel
         )
 
     @property
@@ -340,6 +348,8 @@ def _check_index(crow: Tensor, col: Tensor, rows: int) -> None:
 def _conv_shape(
     plan: Plan, x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> list[int]:
+    if not plan.conv:
+        raise ValueError("this plan is for a linear layer: a convolution needs one made with conv=True")
     batch, channels, height, width = x.shape
     taps = kernel[0] * kernel[1]
     if channels * taps != plan.inputs or taps != plan.taps:
