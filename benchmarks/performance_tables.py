@@ -88,20 +88,20 @@ def by_shape(rows: list[Row], shapes: list[str]) -> str:
     return table(["shape", "threads", *map(percent, columns)], body)
 
 
-def steps(rows: list[Row]) -> str:
-    """A whole training step. The updates take what is missing between the two speeds."""
+def steps(rows: list[Row], updates: list[dict[str, float]]) -> str:
+    """A whole training step, and what the updates take of a run."""
+    shares = {(entry["threads"], entry["sparsity"]): entry["share"] for entry in updates}
     body = []
     for row in sorted(
         (row for row in rows if row["what"] == STEP), key=lambda row: (row["threads"], row["sparsity"])
     ):
-        full, without = median(row, "compressed"), median(row, "compressed, no updates")
         body.append(
             [
                 str(row["threads"]),
                 percent(row["sparsity"]),
-                f"{full:.2f}",
-                f"{without:.2f}",
-                f"{100 * (1 - full / without):.0f} %",
+                f"{median(row, 'compressed'):.2f}",
+                f"{median(row, 'compressed, no updates'):.2f}",
+                f"{100 * shares[row['threads'], row['sparsity']]:.1f} %",
                 f"{median(row, 'masked'):.2f}",
             ]
         )
@@ -121,7 +121,7 @@ def main(path: Path) -> None:
     print(f"Linear layers, forward + backward, geometric mean:\n\n{means(rows)}\n")
     print(f"By shape, unstructured:\n\n{by_shape(rows, list(map(str, LINEAR)))}\n")
     print(f"Convolution, forward + backward:\n\n{by_shape(rows, list(map(str, CONV)))}\n")
-    print(f"A whole training step:\n\n{steps(rows)}\n")
+    print(f"A whole training step:\n\n{steps(rows, content['updates'])}\n")
     print(f"Memory:\n\n{memory(content['memory'])}")
 
 

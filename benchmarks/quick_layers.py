@@ -11,7 +11,7 @@ import statistics
 import torch
 from torch import nn
 
-from sparsight.bench.layers import LINEAR, ODD, LinearShape, _both, _sparsified
+from sparsight.bench.layers import LINEAR, ODD, LinearShape, both_ways, sparsified
 from sparsight.bench.measure import by_turns, ratio, threads
 from sparsight.dst.summary import text_table
 
@@ -23,10 +23,10 @@ def measure(shape: LinearShape, sparsity: float, repeats: int = 11) -> dict[str,
     torch.manual_seed(0)
     dense = nn.Linear(shape.inputs, shape.outputs)
     x = torch.randn(shape.batch, shape.inputs)
-    calls = {"dense": _both(dense, x)}
+    calls = {"dense": both_ways(dense, x)}
     for name, block in BLOCKS.items():
         if block is None or shape.outputs % block[0] == 0:
-            calls[name] = _both(_sparsified(dense, "compressed", sparsity, block), x)
+            calls[name] = both_ways(sparsified(dense, "compressed", sparsity, block), x)
     times = by_turns(calls, repeats=repeats)
     return {name: ratio(times["dense"], times[name]).median for name in calls if name != "dense"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -65,12 +66,13 @@ def bench(
         # A spinner shows nothing where there is no terminal, and this takes a while: say it line by line.
         say = status.update if console.is_terminal else console.print
         layers, mixtures = only != "moe", only != "layers"
-        rows, memories = table.run(
+        found = table.run(
             sparsities=sparsities if layers else (), thread_counts=counts, repeats=repeats, say=say
         )
         moe = table.run_moe(thread_counts=counts if mixtures else (), repeats=repeats, say=say)
-    print(table.render(rows, memories, moe))
-    for path in table.save(rows, memories, out, moe):
+        found = replace(found, moe=moe)
+    print(table.render(found))
+    for path in table.save(found, out):
         console.print(f"written: {path}")
 
 

@@ -8,7 +8,7 @@ import torch
 from sparsight.bench import table
 from sparsight.bench.layers import ConvShape, LinearShape, conv_rows, linear_rows
 from sparsight.bench.measure import by_turns, ratio, threads
-from sparsight.bench.training import memory
+from sparsight.bench.training import memory, updates
 from sparsight.cli import doctor
 
 
@@ -43,11 +43,14 @@ def test_rows_tables_and_pictures(tmp_path):
     # The averages and the picture are over the published shapes: give one row such a name.
     named = [row if i else type(row)(row.what, "B128 512→256", *list(vars(row).values())[2:])
              for i, row in enumerate(rows[1:])]  # fmt: skip
-    paths = table.save(named, [memory(0.9)], tmp_path)
+    found = table.Measured(named, [updates(0.9, 1, steps=40, every=10)], [memory(0.9)])
+    paths = table.save(found, tmp_path)
     assert [path.name for path in paths] == ["bench.txt", "bench.json", "speedup.svg"]
     assert "B128 512→256" in paths[0].read_text()
     saved = json.loads(paths[1].read_text())
     assert saved["rows"][0]["sparsity"] == 0.75
+    assert 0 < saved["updates"][0]["share"] < 1
+    assert saved["updates"][0]["steps_an_update"] > 0
     assert paths[2].read_text().startswith("<?xml")
 
 

@@ -18,7 +18,7 @@ def test_the_layer_runs_beside_its_peers_and_the_table_is_stored(tmp_path):
     ]
     assert set(rows[1].ratios) == set(moe.ESTIMATORS)
     assert set(rows[2].ratios) == {"E16", "E32", "E64", "E128", "E256"}
-    text, data = table.save([], [], tmp_path, rows)
+    text, data = table.save(table.Measured(moe=rows), tmp_path)
     assert "T16 d8 h16 E4 k2" in text.read_text()
     assert json.loads(data.read_text())["moe"][0]["goal"] == 1.12
 

@@ -80,7 +80,8 @@ class _Csr(nn.Module):
         return (weight @ x.T).T + self.bias
 
 
-def _sparsified(dense: nn.Module, storage: str, sparsity: float, block: tuple[int, int] | None) -> nn.Module:
+def sparsified(dense: nn.Module, storage: str, sparsity: float, block: tuple[int, int] | None) -> nn.Module:
+    """A copy of a layer with so many weights missing at random, or in blocks."""
     model = nn.Sequential(copy.deepcopy(dense))
     method = sp.static() if block is None else sp.block(*block, steps=1000)
     sp.sparsify(
@@ -102,12 +103,12 @@ def linear_rows(
     x = torch.randn(shape.batch, shape.inputs)
     models: dict[str, nn.Module] = {
         "dense": dense,
-        "compressed": _sparsified(dense, "compressed", sparsity, None),
-        "masked": _sparsified(dense, "masked", sparsity, None),
+        "compressed": sparsified(dense, "compressed", sparsity, None),
+        "masked": sparsified(dense, "masked", sparsity, None),
     }
     for rows in (4, 8) if blocks else ():
         if shape.outputs % rows == 0:
-            models[f"block {rows}×1"] = _sparsified(dense, "compressed", sparsity, (rows, 1))
+            models[f"block {rows}×1"] = sparsified(dense, "compressed", sparsity, (rows, 1))
     compressed = models["compressed"]
     assert isinstance(compressed, SparseLinear)
     with warnings.catch_warnings():
@@ -124,8 +125,8 @@ def conv_rows(shape: ConvShape, sparsity: float, threads: int, *, repeats: int) 
     x = torch.randn(shape.batch, shape.channels, shape.side, shape.side)
     models: dict[str, nn.Module] = {
         "dense": dense,
-        "compressed": _sparsified(dense, "compressed", sparsity, None),
-        "masked": _sparsified(dense, "masked", sparsity, None),
+        "compressed": sparsified(dense, "compressed", sparsity, None),
+        "masked": sparsified(dense, "masked", sparsity, None),
     }
     return _rows(str(shape), sparsity, threads, models, x, repeats)
 
@@ -134,7 +135,7 @@ def _rows(
     shape: str, sparsity: float, threads: int, models: dict[str, nn.Module], x: Tensor, repeats: int
 ) -> list[Row]:
     rows = []
-    for what, make in (("forward", _forward), ("forward+backward", _both)):
+    for what, make in (("forward", _forward), ("forward+backward", both_ways)):
         times = by_turns({name: make(model, x) for name, model in models.items()}, repeats=repeats)
         ratios = {name: ratio(times["dense"], own) for name, own in times.items() if name != "dense"}
         rows.append(Row(what, shape, sparsity, threads, ratios))
@@ -149,7 +150,8 @@ def _forward(model: nn.Module, x: Tensor) -> Call:
     return call
 
 
-def _both(model: nn.Module, x: Tensor) -> Call:
+def both_ways(model: nn.Module, x: Tensor) -> Call:
+    """Forward and backward, to inputs and parameters."""
     own = x.clone().requires_grad_()
     dy = torch.randn_like(model(own))
     leaves = [own, *model.parameters()]

@@ -6,7 +6,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,16 +14,27 @@ import torch
 from sparsight.bench.layers import CONV, LINEAR, ODD, Row, conv_rows, linear_rows
 from sparsight.bench.measure import threads as with_threads
 from sparsight.bench.moe import MoERow, moe_rows, render_moe
-from sparsight.bench.training import Memory, memory, step_row
+from sparsight.bench.training import Memory, Updates, memory, step_row, updates
 from sparsight.dst.summary import text_table
 from sparsight.kernels import native
 
 
+@dataclass(frozen=True)
+class Measured:
+    """All that one run of the benchmark found; what was not asked for is empty."""
+
+    rows: list[Row] = field(default_factory=list)
+    updates: list[Updates] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
+    moe: list[MoERow] = field(default_factory=list)
+
+
 def run(
     *, sparsities: Iterable[float], thread_counts: Iterable[int], repeats: int, say: Callable[[str], None]
-) -> tuple[list[Row], list[Memory]]:
-    """Every row of the table; `say` is told what is being measured."""
+) -> Measured:
+    """Every row of the table of layers; `say` is told what is being measured."""
     rows: list[Row] = []
+    shares: list[Updates] = []
     sparsities = list(sparsities)
     for count in thread_counts:
         with with_threads(count):
@@ -36,7 +47,8 @@ def run(
                     rows += conv_rows(conv, sparsity, count, repeats=repeats)
                 say(f"{count} thread(s), {100 * sparsity:g} %, training step")
                 rows.append(step_row(sparsity, count, repeats=repeats))
-    return rows, [memory(sparsity) for sparsity in sparsities]
+                shares.append(updates(sparsity, count))
+    return Measured(rows, shares, [memory(sparsity) for sparsity in sparsities])
 
 
 def run_moe(*, thread_counts: Iterable[int], repeats: int, say: Callable[[str], None]) -> list[MoERow]:
@@ -71,14 +83,14 @@ def means(rows: list[Row]) -> list[tuple[int, float, dict[str, float]]]:
     return out
 
 
-def render(rows: list[Row], memories: list[Memory], mixtures: Iterable[MoERow] = ()) -> str:
+def render(found: Measured) -> str:
     """The tables as text, of what was measured."""
-    mixtures = list(mixtures)
-    parts = [_render_layers(rows, memories)] if rows else [machine()]
-    return "\n\n".join(parts + [render_moe(mixtures)] * bool(mixtures))
+    parts = [_render_layers(found)] if found.rows else [machine()]
+    return "\n\n".join(parts + [render_moe(found.moe)] * bool(found.moe))
 
 
-def _render_layers(rows: list[Row], memories: list[Memory]) -> str:
+def _render_layers(found: Measured) -> str:
+    rows = found.rows
     names = list(dict.fromkeys(name for row in rows for name in row.ratios))
     head = ["", "shape", "sparsity", "threads", *names]
     body = [
@@ -97,13 +109,19 @@ def _render_layers(rows: list[Row], memories: list[Memory]) -> str:
         [f"{count} thread(s)", f"{100 * sparsity:g} %", *(f"{of[name]:.2f}×" for name in shown)]
         for count, sparsity, of in averaged
     ]
-    taken = [[f"{100 * m.sparsity:g} %", f"{m.share:.3f}"] for m in memories]
+    shares = [
+        [f"{100 * u.sparsity:g} %", str(u.threads), f"{100 * u.share:.1f} %", f"{u.steps_an_update:.1f}"]
+        for u in found.updates
+    ]
+    taken = [[f"{100 * m.sparsity:g} %", f"{m.share:.3f}"] for m in found.memory]
     return "\n\n".join(
         [
             f"{machine()}\nHow many times faster than dense torch: median (quartiles) of timings by turns.",
             text_table(head, body),
             "Geometric mean of forward+backward over the regular linear shapes:",
             text_table(["", "sparsity", *shown], summary),
+            "RigL's updates in a run of 1,000 steps, every hundredth an update until 750:",
+            text_table(["sparsity", "threads", "of the time", "the first, in ordinary steps"], shares),
             "Weights + gradients + Adam state + topology of the MLP, as a share of dense:",
             text_table(["sparsity", "memory"], taken),
         ]
@@ -127,22 +145,13 @@ def machine() -> str:
     return f"{cpu}, torch {torch.__version__}, kernels: {native.isa()}"
 
 
-def save(
-    rows: list[Row], memories: list[Memory], folder: Path, mixtures: Iterable[MoERow] = ()
-) -> list[Path]:
+def save(found: Measured, folder: Path) -> list[Path]:
     """The table as text and JSON, and the picture; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
-    mixtures = list(mixtures)
     text, data = folder / "bench.txt", folder / "bench.json"
-    text.write_text(render(rows, memories, mixtures) + "\n")
-    content = {
-        "machine": machine(),
-        "rows": [asdict(r) for r in rows],
-        "memory": [asdict(m) for m in memories],
-        "moe": [asdict(r) for r in mixtures],
-    }
-    data.write_text(json.dumps(content, indent=1) + "\n")
-    return [text, data, *([draw(rows, folder / "speedup.svg")] if rows else [])]
+    text.write_text(render(found) + "\n")
+    data.write_text(json.dumps({"machine": machine(), **asdict(found)}, indent=1) + "\n")
+    return [text, data, *([draw(found.rows, folder / "speedup.svg")] if found.rows else [])]
 
 
 def draw(rows: list[Row], path: Path) -> Path:

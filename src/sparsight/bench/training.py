@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import statistics
+import time
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +22,9 @@ BATCH = 128
 class _Run:
     """A model, its optimizer and one batch; `step` is zero_grad, forward, backward, Adam step."""
 
-    def __init__(self, sparsity: float | None, storage: str = "compressed", every: int = 100) -> None:
+    def __init__(
+        self, sparsity: float | None, storage: str = "compressed", every: int = 100, steps: int = 10**9
+    ) -> None:
         torch.manual_seed(0)
         layers: list[nn.Module] = []
         for inputs, outputs in itertools.pairwise(SIZES):
@@ -33,7 +37,7 @@ class _Run:
                 self.model,
                 self.optimizer,
                 density=1 - sparsity,
-                method=sp.rigl(steps=10**9, every=every) if every else sp.static(),
+                method=sp.rigl(steps=steps, every=every) if every else sp.static(),
                 storage=storage,  # type: ignore[arg-type]
             )
         self.x, self.y = torch.randn(BATCH, SIZES[0]), torch.randint(SIZES[-1], (BATCH,))
@@ -61,6 +65,36 @@ def step_row(sparsity: float, threads: int, *, repeats: int) -> Row:
     ratios = {name: ratio(times["dense"], own) for name, own in times.items() if name != "dense"}
     shape = "-".join(map(str, SIZES)) + f" B{BATCH}"
     return Row("training step (Adam, RigL)", shape, sparsity, threads, ratios)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What RigL's updates take of the time of a whole run, cosine and all."""
+
+    sparsity: float
+    threads: int
+    share: float
+    steps_an_update: float
+    """How many ordinary steps the first update, with the largest drop fraction, costs beside its own."""
+
+
+def updates(sparsity: float, threads: int, *, steps: int = 1000, every: int = 100) -> Updates:
+    """One run, every step on the clock: an update costs what its step takes beyond an ordinary one."""
+    run = _Run(sparsity, every=every, steps=steps)
+    assert run.sparse is not None
+    run.step()  # the first step makes the optimizer's state
+    moved: list[str] = []
+    run.sparse.register_update_hook(lambda layer, _: moved.append(layer.name))
+    ordinary: list[float] = []
+    due: list[float] = []
+    for _ in range(steps - 1):
+        moved.clear()
+        begin = time.perf_counter()
+        run.step()
+        (due if moved else ordinary).append(time.perf_counter() - begin)
+    usual = statistics.median(ordinary)
+    extra = [taken - usual for taken in due]
+    return Updates(sparsity, threads, sum(extra) / (sum(ordinary) + sum(due)), extra[0] / usual)
 
 
 @dataclass(frozen=True)
