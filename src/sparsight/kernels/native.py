@@ -58,26 +58,37 @@ class Plan:
     crow [rows + 1] and col [entries] are int32 CSR over (outputs / block, inputs), columns increasing in each
     row. With block = 4 or 8 an entry stands for that many neighbouring outputs, and its values lie together:
     values[entry · block + i] is the weight from input col[entry] to output row · block + i. For a convolution
-    inputs = channels · taps, where taps = height · width of the kernel. `panel` is for tests: how many inputs
+    inputs = channels · taps, where taps = height · width of the kernel; `by_channel` makes the plan of a
+    convolution of stride 1, whose backward pass is then faster. `panel` is for tests: how many inputs
     (or outputs) a panel has, 0 to choose.
     """
 
-    __slots__ = ("__weakref__", "block", "inputs", "native", "outputs", "taps", "weights")
+    __slots__ = ("__weakref__", "block", "by_channel", "inputs", "native", "outputs", "taps", "weights")
 
     def __init__(
-        self, crow: Tensor, col: Tensor, shape: Pair, block: int = 1, *, taps: int = 1, panel: int = 0
+        self,
+        crow: Tensor,
+        col: Tensor,
+        shape: Pair,
+        block: int = 1,
+        *,
+        taps: int = 1,
+        by_channel: bool = False,
+        panel: int = 0,
     ) -> None:
         self.outputs, self.inputs = shape
-        self.block, self.taps = block, taps
+        self.block, self.taps, self.by_channel = block, taps, by_channel
         if block not in (1, 4, 8) or self.outputs % block:
             raise ValueError(f"block must be 1, 4 or 8 and divide {self.outputs} outputs, got {block}")
         if taps < 1 or self.inputs % taps:
             raise ValueError(f"{self.inputs} inputs do not divide into kernels of {taps} taps")
+        if by_channel and block > 1:
+            raise ValueError(f"a plan by channel has no row blocks, got blocks of {block}")
         rows = self.outputs // block
         _check_index(crow, col, rows)
         self.weights = col.numel() * block
         self.native = _native.Plan(
-            rows, self.inputs, col.numel(), crow.data_ptr(), col.data_ptr(), block, taps, panel
+            rows, self.inputs, col.numel(), crow.data_ptr(), col.data_ptr(), block, taps, by_channel, panel
         )
 
     @property
@@ -326,6 +337,8 @@ def _conv_shape(
         )
     if min(*stride, *dilation) < 1 or min(padding) < 0:
         raise ValueError(f"stride {stride}, padding {padding}, dilation {dilation} are not possible")
+    if plan.by_channel and stride != (1, 1):
+        raise ValueError(f"a plan by channel is for a stride of 1, got {stride}")
     out = [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip((height, width), kernel, stride, padding, dilation, strict=True)
