@@ -39,16 +39,17 @@ void to_plane(const T* tile, int stride, i64 o0, i64 o1, int rows, T* plane, i64
 
 // What both passes do with a strip: copies of one panel after another, and with each all tiles.
 template <class T, class Work>
-void each_tile(const Strips<T>& strips, i64 strip, const T* planes, const T* end, Work&& work) {
+void each_tile(const Strips<T>& strips, i64 item, const T* planes, i64 size, i64 batch, Work&& work) {
   const Ops<T>& op = ops<T>();
   const Shifts& shifts = strips.shifts;
+  const i64 strip = item % strips.count;
+  const T *image = planes + item / strips.count * size, *end = planes + batch * size;
   const Tiles<T> tiles = strips.tiles(strip);
   T* copies = scratch(Use::input).get<T>(strips.copies_size());
-  T* line = scratch(Use::values).get<T>(strips.line_size());
   const i64 r0 = strip * strips.rows, r1 = std::min(strips.height, r0 + strips.rows) + strips.halo;
   for (i64 q = 0; q < strips.pass.panels; ++q) {
     const i64 p0 = strips.first_plane(q), p1 = strips.last_plane(q);
-    op.shift(shifts, planes + p0 * shifts.height * shifts.width, end, p1 - p0, r0, r1, line, copies);
+    op.shift(shifts, planes, end, image + p0 * shifts.height * shifts.width, p1 - p0, r0, r1, copies);
     // Offsets count from plane 0: this pointer is where that would be.
     for (i64 t = 0; t < tiles.count; ++t)
       work(q, t, tiles, r0 * strips.width + tiles.begin(t), copies - p0 * strips.plane() + tiles.begin(t));
@@ -78,7 +79,7 @@ struct Backward {
     const i64 side = s.channels * Tiles<T>(1).full;
     T* xs = scratch(Use::output).template get<T>(2 * side);
     T* dxs = xs + side;
-    each_tile(strips, item % strips.count, dy + image * plan.outputs * s.area(), dy + s.batch * plan.outputs * s.area(),
+    each_tile(strips, item, dy, plan.outputs * s.area(), s.batch,
               [&](i64 q, i64 t, const Tiles<T>& tiles, i64 at, const T* copies) {
                 const int rows = tiles.rows(t), stride = tiles.stride(t);
                 const bool whole = rows == stride;
@@ -125,7 +126,7 @@ void direct_forward(const Plan& plan, const ConvShape& s, const T* x, const T* v
   const Ops<T>& op = ops<T>();
   const Pass& pass = plan.forward;
   const Strips<T> strips(pass, s, false);
-  const i64 area = s.area(), size = s.channels * s.height * s.width;
+  const i64 area = s.area();
   i32* offset = scratch(Use::index).get<i32>(plan.weights);
   parallel(threads, [&](int me, int team) {
     strips.offsets(split(plan.weights, team, me), split(plan.weights, team, me + 1), offset);
@@ -134,7 +135,7 @@ void direct_forward(const Plan& plan, const ConvShape& s, const T* x, const T* v
     share_out(pass, s.batch * strips.count, me, team, [&](i64 item, i64 c0, i64 c1) {
       const i64 image = item / strips.count;
       const i64 o0 = c0 * pass.chunk, o1 = std::min(plan.outputs, c1 * pass.chunk);
-      each_tile(strips, item % strips.count, x + image * size, x + s.batch * size,
+      each_tile(strips, item, x, s.channels * s.height * s.width, s.batch,
                 [&](i64 q, i64 t, const Tiles<T>& tiles, i64 at, const T* copies) {
                   const int rows = tiles.rows(t), stride = tiles.stride(t);
                   const bool whole = rows == stride;

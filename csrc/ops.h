@@ -76,9 +76,9 @@ struct Ops {
   // dvalues[k] (+)= dot(dout[inner_k], in[outer]) (dvalues may be null). values and dvalues follow the cell.
   void (*backward)(const Cell& cell, const T* values, const T* dout, const T* in, T* din, T* dvalues, int vectors,
                    bool first_panel, bool first_tile);
-  // The copies of rows r0 to r1 of so many padded planes. `from` lies in an array that stops at `end`; `line` has
-  // room for one padded plane of those rows, and line and to have a vector to spare.
-  void (*shift)(const Shifts& shifts, const T* from, const T* end, i64 planes, i64 r0, i64 r1, T* line, T* to);
+  // The copies of rows r0 to r1 of so many padded planes, the first of them at `from` in an array from begin to end.
+  // `to` has a vector to spare.
+  void (*shift)(const Shifts& shifts, const T* begin, const T* end, const T* from, i64 planes, i64 r0, i64 r1, T* to);
   // gather and backward on such copies, straight from and to planes. Values in the same order as there.
   void (*gather_plane)(const Cell& cell, const Plane<T>& plane, const T* values, const T* in, T* out, int vectors,
                        bool first_panel);

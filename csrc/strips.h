@@ -43,7 +43,6 @@ struct Strips {
   i64 last_plane(i64 q) const { return (std::min(pass.inner_size, (q + 1) * pass.panel) + taps - 1) / taps; }
   i64 most_planes() const { return (pass.panel + taps - 1) / taps + 1; }
   i64 copies_size() const { return most_planes() * plane() + 64; }
-  i64 line_size() const { return (rows + halo) * (width + (shifts.copies - 1) * shifts.step) + 64; }
   Tiles<T> tiles(i64 strip) const { return Tiles<T>(std::min(rows, height - strip * rows) * width); }
 
   // For the weights k0 to k1 of the pass: where in all the copies of a strip their rows begin.
