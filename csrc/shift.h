@@ -6,17 +6,35 @@
 
 namespace sparsight::SPS_ISA {
 
-// Whole vectors, past `count` too.
+// Whole vectors, past `count` too. What keeps the vectors keeps the compiler from calling memcpy and memset, which
+// cost more than a row of an image does.
 template <class T>
 SPS_INLINE void copy_over(const T* from, i64 count, T* to) {
   using V = Vec<T>;
-  for (i64 j = 0; j < count; j += V::W) V::store(to + j, V::load(from + j));
+  for (i64 j = 0; j < count; j += V::W) {
+    typename V::R row = V::load(from + j);
+    SPS_KEEP_VECTOR(row);
+    V::store(to + j, row);
+  }
 }
 
 template <class T>
 SPS_INLINE void zeros_over(T* to, i64 count) {
   using V = Vec<T>;
-  for (i64 j = 0; j < count; j += V::W) V::store(to + j, V::zero());
+  typename V::R zero = V::zero();
+  for (i64 j = 0; j < count; j += V::W) {
+    SPS_KEEP_VECTOR(zero);
+    V::store(to + j, zero);
+  }
+}
+
+// Exactly so many, which are few: one store each.
+template <class T>
+SPS_INLINE void few_zeros(T* to, i64 count) {
+  for (const T* end = to + count; to < end; ++to) {
+    *to = 0;
+    SPS_KEEP_POINTER(to);
+  }
 }
 
 template <class T>
@@ -42,8 +60,8 @@ void shift(const Shifts& s, const T* begin, const T* end, const T* from, i64 pla
           copy_over(begin + at, s.columns, row);
         else
           for (i64 j = first; j < last; ++j) row[j] = begin[at + j];
-        for (i64 j = 0; j < first; ++j) row[j] = 0;
-        for (i64 j = last; j < s.columns; ++j) row[j] = 0;
+        few_zeros(row, first);
+        few_zeros(row + last, s.columns - last);
       }
       // Tiles that end with the image look past it, and must not find anything there that is not a number.
       zeros_over(row, s.size - (row - to));
