@@ -37,6 +37,8 @@ SPS_INLINE void few_zeros(T* to, i64 count) {
   }
 }
 
+constexpr i64 kPlanesAhead = 2;  // to ask for: the rows of a strip are too few for the hardware to see a pattern
+
 template <class T>
 void shift(const Shifts& s, const T* begin, const T* end, const T* from, i64 planes, i64 r0, i64 r1, T* to) {
   using V = Vec<T>;
@@ -56,6 +58,8 @@ void shift(const Shifts& s, const T* begin, const T* end, const T* from, i64 pla
         }
         // The neighbours of a row come along and give way to zeros. Only at both ends of the array are there none.
         const i64 at = from - begin + y * s.width + right;
+        for (i64 j = 0; c == 0 && j < s.columns; j += 64 / i64(sizeof(T)))
+          prefetch(begin + at + kPlanesAhead * s.height * s.width + j);
         if (at >= 0 && at + s.columns + V::W <= end - begin)
           copy_over(begin + at, s.columns, row);
         else

@@ -1,4 +1,4 @@
-"""The native convolution, both of its ways, against the torch twin, for every instruction set of this machine."""
+"""The native convolution, both of its ways, against its torch twin, for every instruction set there is."""
 
 import pytest
 import torch
@@ -6,20 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsight.kernels import native, reference
-from sparsight.kernels.native import INSTRUCTION_SETS, isa_available, isa_force
-
-ISAS = [name for name in INSTRUCTION_SETS if isa_available(name)]
-CLOSE = {torch.float64: {"rtol": 1e-10, "atol": 1e-10}, torch.float32: {"rtol": 1e-4, "atol": 1e-3}}
-
-each_isa = pytest.mark.parametrize("name", ISAS)
-
-
-@pytest.fixture(autouse=True)
-def _restored():
-    before, threads = native.isa(), torch.get_num_threads()
-    yield
-    isa_force(before)
-    torch.set_num_threads(threads)
+from sparsight.kernels.native import isa_force
+from tests.kernels.conftest import CLOSE, each_isa
 
 
 class Case:
@@ -51,10 +39,13 @@ class Case:
         return y, *reference.conv2d_backward(self.twin, self.dy, self.x, self.values, *self.how)
 
 
+def pair(low, high):
+    return st.tuples(st.integers(low, high), st.integers(low, high))
+
+
 @st.composite
-def cases(draw, by_channel=st.booleans()):
-    by_channel = draw(by_channel)
-    pair = lambda low, high: st.tuples(st.integers(low, high), st.integers(low, high))  # noqa: E731
+def cases(draw, always_by_channel=False):
+    by_channel = always_by_channel or draw(st.booleans())
     kernel = draw(pair(1, 4) | st.sampled_from([(1, 1), (3, 3), (1, 5), (7, 1), (2, 2)]))
     padding, dilation = draw(pair(0, 5)), draw(pair(1, 3))
     stride = (1, 1) if by_channel else draw(pair(1, 2))
@@ -89,7 +80,7 @@ def test_results_are_the_references(name, case, bias):
 
 @each_isa
 @settings(max_examples=25)
-@given(case=cases(by_channel=st.just(True)))
+@given(case=cases(always_by_channel=True))
 def test_results_do_not_depend_on_the_number_of_threads(name, case):
     isa_force(name)
     alone = case.run()
@@ -145,6 +136,6 @@ def test_a_plan_by_channel_is_for_one_kind_of_layer():
         native.linear_backward(
             case.plan, torch.zeros(2, 4).double(), torch.zeros(2, 27).double(), case.values
         )
+    index = torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
     with pytest.raises(ValueError, match="no row blocks, got blocks of 4"):
-        index = torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
         native.Plan(*index, (4, 9), 4, taps=9, by_channel=True)
