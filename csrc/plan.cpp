@@ -149,8 +149,8 @@ i64 Pass::bytes() const {
   return size_of(marks) + size_of(runs) + size_of(outer) + size_of(start) + size_of(inner) + size_of(source);
 }
 
-Plan::Plan(i64 outputs_, i64 inputs_, const i32* crow, const i32* col, int block_, i64 unit_, bool by_unit_, i64 panel)
-    : outputs(outputs_), inputs(inputs_), weights(crow[outputs_]), block(block_), unit(unit_), by_unit(by_unit_) {
+Plan::Plan(i64 outputs_, i64 inputs_, const i32* crow, const i32* col, int block_, i64 unit, bool by_unit_, i64 panel)
+    : outputs(outputs_), inputs(inputs_), weights(crow[outputs_]), block(block_), by_unit(by_unit_) {
   forward = make_pass(outputs, inputs, crow, col, nullptr, block, 1, panel);
   // The transposed index, by counting. An input is the `rest`-th of its outer index.
   const i32 group = by_unit ? i32(unit) : 1;
@@ -165,7 +165,8 @@ Plan::Plan(i64 outputs_, i64 inputs_, const i32* crow, const i32* col, int block
       inner[at] = i32(r) * group + rest;
       source[at] = k;
     }
-  backward = make_pass(outer, outputs * group, ptr.data(), inner.data(), source.data(), block, by_unit ? 1 : unit, panel);
+  const i64 whole = by_unit ? 1 : unit;
+  backward = make_pass(outer, outputs * group, ptr.data(), inner.data(), source.data(), block, whole, panel);
 }
 
 const char* check_csr(i64 outputs, i64 inputs, i64 weights, const i32* crow, const i32* col) {

@@ -42,13 +42,13 @@ struct Pass {
 struct Plan {
   i64 outputs, inputs, weights;  // of the index: outputs counts row blocks when block > 1
   int block;                     // rows that share their columns
-  i64 unit;                      // inputs that belong together: the taps of a channel
-  bool by_unit;                  // what the backward pass goes along, see below
+  bool by_unit;                  // what the backward pass goes along
   Pass forward, backward;
 
   // crow and col must have been validated; panel = 0 chooses. The backward pass has an outer index for each input
-  // and an inner one for each output, and its chunks are made of whole units; or, by_unit, an outer index for each
-  // unit and an inner one for each (output, input of the unit), which makes its segments longer (block = 1 only).
+  // and an inner one for each output, and its chunks are made of whole units (a unit is the taps of a channel); or,
+  // by_unit, an outer index for each unit and an inner one for each (output, input of the unit), which makes its
+  // segments longer (block = 1 only).
   Plan(i64 outputs, i64 inputs, const i32* crow, const i32* col, int block, i64 unit, bool by_unit, i64 panel);
   i64 bytes() const { return forward.bytes() + backward.bytes(); }
 };
