@@ -41,6 +41,7 @@ void forward(const Plan& plan, Address x, i64 batch, Address values, Address bia
 template <class T>
 void backward(const Plan& plan, Address dy, Address x, i64 batch, Address values, Address dx, Address dvalues,
               Address dbias, int threads) {
+  if (plan.kind == Kind::direct) throw std::invalid_argument("this plan is for a convolution");
   linear_backward<T>(plan, at<T>(dy), at<T>(x), batch, at<T>(values), at<T>(dx), at<T>(dvalues), at<T>(dbias),
                      threads);
 }
@@ -78,10 +79,10 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Plan* self, i64 outputs, i64 inputs, i64 weights, Address crow, Address col, int block, i64 unit,
-             bool held, i64 panel) {
+             int kind, i64 panel) {
             const char* wrong = check_csr(outputs, inputs, weights, at<i32>(crow), at<i32>(col));
             if (*wrong) throw std::invalid_argument(wrong);
-            new (self) Plan(outputs, inputs, at<i32>(crow), at<i32>(col), block, unit, held, panel);
+            new (self) Plan(outputs, inputs, at<i32>(crow), at<i32>(col), block, unit, Kind(kind), panel);
           },
           Free())
       .def_ro("outputs", &Plan::outputs)

@@ -1,7 +1,7 @@
 // Sparse convolution in two dimensions, NCHW, one group.
 //
-// A tile is a run of output positions. NCHW already has positions innermost, so nothing is transposed: a tile of
-// the unfolded input, [channels*kh*kw][stride], is copied row by row, and the linear kernels do the rest.
+// NCHW already has positions innermost, so nothing is transposed. There are two ways: conv_direct.cpp for a stride of
+// 1 without row blocks, and conv_unfold.cpp for everything.
 #pragma once
 
 #include "plan.h"
@@ -16,14 +16,27 @@ struct ConvShape {
   i64 taps() const { return kernel_h * kernel_w; }
 };
 
-// y [batch, outputs, out_h, out_w]; the plan is that of the weight seen as (outputs, channels*kh*kw).
+// y [batch, outputs, out_h, out_w]; the plan is that of the weight seen as (outputs, channels*kh*kw), and its unit
+// kernel_h * kernel_w.
 template <class T>
 void conv_forward(const Plan& plan, const ConvShape& shape, const T* x, const T* values, const T* bias, T* y,
                   int threads);
 
-// dx and dvalues may be null. The plan's unit must have been kernel_h * kernel_w: threads share out channels.
+// dx and dvalues may be null. The plan says which way to go; the direct one needs a stride of 1.
 template <class T>
 void conv_backward(const Plan& plan, const ConvShape& shape, const T* dy, const T* x, const T* values, T* dx,
                    T* dvalues, int threads);
+
+// The two ways, called by the functions above.
+template <class T>
+void direct_forward(const Plan&, const ConvShape&, const T* x, const T* values, const T* bias, T* y, int threads);
+template <class T>
+void direct_backward(const Plan&, const ConvShape&, const T* dy, const T* x, const T* values, T* dx, T* dvalues,
+                     int threads);
+template <class T>
+void unfolded_forward(const Plan&, const ConvShape&, const T* x, const T* values, const T* bias, T* y, int threads);
+template <class T>
+void unfolded_backward(const Plan&, const ConvShape&, const T* dy, const T* x, const T* values, T* dx, T* dvalues,
+                       int threads);
 
 }  // namespace sparsight

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dispatch.h"
+#include "shift.h"
 #include "tiles.h"
 #include "unfold.h"
 
@@ -9,7 +10,8 @@ namespace sparsight::SPS_ISA {
 
 template <class T>
 constexpr Ops<T> make_ops() {
-  return {Vec<T>::W, load_tile<T>, store_tile<T>, unfold<T>, fold<T>, gather<T>, backward<T>};
+  return {Vec<T>::W, load_tile<T>, store_tile<T>, unfold<T>, fold<T>, gather<T>, backward<T>,
+          shift<T>, gather_plane<T>, backward_plane<T>};
 }
 
 extern const Ops<float> float_ops;

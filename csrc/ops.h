@@ -40,6 +40,25 @@ struct Window {
   const int* at;      // [spans + 1], where spans begin in the tile
 };
 
+// Planes (the channels of an image, padded) and the copies of each that a kernel of stride 1 reads: copy i begins
+// i * step columns further right and is as wide as the result, so that what a tap sees at consecutive positions is
+// contiguous, from one row to the next too.
+struct Shifts {
+  i64 height, width;  // of a plane as it comes
+  i64 top, left;      // zeros before its first row and column; negative where so many are cut off
+  i64 columns;        // of a copy
+  i64 copies, step;
+  i64 size;           // elements from one copy to the next
+};
+
+// Where a cell's rows lie when nothing is packed into tiles.
+template <class T>
+struct Plane {
+  const i32* offset;  // per weight of the cell: where its inner row begins
+  i64 apart;          // elements from one outer row to the next
+  const T* bias;      // per outer index, where the sums begin; gather_plane only, null for zero
+};
+
 template <class T>
 struct Ops {
   int lanes;  // elements in a vector
@@ -57,6 +76,14 @@ struct Ops {
   // dvalues[k] (+)= dot(dout[inner_k], in[outer]) (dvalues may be null). values and dvalues follow the cell.
   void (*backward)(const Cell& cell, const T* values, const T* dout, const T* in, T* din, T* dvalues, int vectors,
                    bool first_panel, bool first_tile);
+  // The copies of rows r0 to r1 of so many padded planes, the first of them at `from` in an array from begin to end.
+  // `to` has a vector to spare.
+  void (*shift)(const Shifts& shifts, const T* begin, const T* end, const T* from, i64 planes, i64 r0, i64 r1, T* to);
+  // gather and backward on such copies, straight from and to planes. Values in the same order as there.
+  void (*gather_plane)(const Cell& cell, const Plane<T>& plane, const T* values, const T* in, T* out, int vectors,
+                       bool first_panel);
+  void (*backward_plane)(const Cell& cell, const Plane<T>& plane, const T* values, const T* dout, const T* in, T* din,
+                         T* dvalues, int vectors, bool first_panel, bool first_tile);
 };
 
 enum class Isa { portable, avx2, avx512, neon };

@@ -83,7 +83,7 @@ Pass make_pass(i64 outer, i64 inner, const i32* ptr, const i32* idx, const i32* 
   p.inner_size = inner;
   const i64 weights = ptr[outer];
   // Going back, an inner index is a whole block of outputs.
-  const double segment = source ? kBackwardWeights : block > 1 ? kBlockWeights : kForwardWeights;
+  const double segment = !held ? kForwardWeights : source ? kBackwardWeights : block > 1 ? kBlockWeights : kForwardWeights;
   p.panel = choose_panel(std::max<i64>(1, inner), outer, weights, source ? block : 1, segment, wish);
   p.panels = std::max<i64>(1, (inner + p.panel - 1) / p.panel);
   // Large chunks make long runs of equal segments, small ones spread over threads.
@@ -187,20 +187,25 @@ i64 Pass::bytes() const {
   return size_of(marks) + size_of(runs) + size_of(outer) + size_of(start) + size_of(inner) + size_of(source);
 }
 
-Plan::Plan(i64 outputs_, i64 inputs_, const i32* crow, const i32* col, int block_, i64 unit, bool held_, i64 panel)
-    : outputs(outputs_), inputs(inputs_), weights(crow[outputs_]), block(block_), held(held_) {
+Plan::Plan(i64 outputs_, i64 inputs_, const i32* crow, const i32* col, int block_, i64 unit, Kind kind_, i64 panel)
+    : outputs(outputs_), inputs(inputs_), weights(crow[outputs_]), block(block_), kind(kind_) {
+  const bool held = kind == Kind::linear;
   forward = make_pass(outputs, inputs, crow, col, nullptr, block, 1, held, panel);
-  // The transposed index, by counting.
-  std::vector<i32> ptr(inputs + 2, 0), row(weights), source(weights);
-  for (i64 k = 0; k < weights; ++k) ++ptr[col[k] + 2];
-  for (i64 c = 0; c < inputs; ++c) ptr[c + 2] += ptr[c + 1];
+  // The transposed index, by counting. An input is the `rest`-th of its outer index.
+  const i32 group = kind == Kind::direct ? i32(unit) : 1;
+  const i64 outer = inputs / group;
+  std::vector<i32> ptr(outer + 2, 0), inner(weights), source(weights);
+  for (i64 k = 0; k < weights; ++k) ++ptr[col[k] / group + 2];
+  for (i64 c = 0; c < outer; ++c) ptr[c + 2] += ptr[c + 1];
   for (i64 r = 0; r < outputs; ++r)
     for (i32 k = crow[r]; k < crow[r + 1]; ++k) {
-      const i32 at = ptr[col[k] + 1]++;
-      row[at] = i32(r);
+      const i32 c = col[k] / group, rest = col[k] - c * group;
+      const i32 at = ptr[c + 1]++;
+      inner[at] = i32(r) * group + rest;
       source[at] = k;
     }
-  backward = make_pass(inputs, outputs, ptr.data(), row.data(), source.data(), block, unit, held, panel);
+  const i64 whole = kind == Kind::direct ? 1 : unit;
+  backward = make_pass(outer, outputs * group, ptr.data(), inner.data(), source.data(), block, whole, held, panel);
 }
 
 const char* check_csr(i64 outputs, i64 inputs, i64 weights, const i32* crow, const i32* col) {

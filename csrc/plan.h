@@ -4,9 +4,9 @@
 // indices (so that the activations of a panel stay in the first-level cache) and chunks of outer indices (the
 // unit that threads share out), and, inside such a cell, segments sorted by length.
 //
-// Kernels like segments whose length is a multiple of 4 or 16. Where a tile's rows are all there anyway (`held`), a
-// segment takes the few weights it lacks from the next panel: their inner indices then lie past the panel's end,
-// but never past the slab's.
+// Kernels like segments whose length is a multiple of 4 or 16. In a linear layer, where the rows of a slab of panels are
+// all there, a segment takes the few weights it lacks from the next panel: their inner indices then lie past the
+// panel's end, but never past the slab's.
 #pragma once
 
 #include <vector>
@@ -45,14 +45,19 @@ struct Pass {
   i64 bytes() const;
 };
 
+enum class Kind { linear, unfolded, direct };  // a linear layer, or one of two ways to convolve (conv.h)
+
 struct Plan {
   i64 outputs, inputs, weights;  // of the index: outputs counts row blocks when block > 1
   int block;                     // rows that share their columns
-  bool held;                     // see above; false for convolutions
+  Kind kind;
   Pass forward, backward;
 
-  // crow and col must have been validated; panel = 0 chooses. Backward chunks are made of whole units of inputs.
-  Plan(i64 outputs, i64 inputs, const i32* crow, const i32* col, int block, i64 unit, bool held, i64 panel);
+  // crow and col must have been validated; panel = 0 chooses. A unit is the taps of a channel. The backward pass has an
+  // outer index for each input and an inner one for each output, and its chunks are made of whole units; or, of the
+  // direct kind, an outer index for each unit and an inner one for each (output, input of the unit), which makes its
+  // segments longer (block = 1 only).
+  Plan(i64 outputs, i64 inputs, const i32* crow, const i32* col, int block, i64 unit, Kind kind, i64 panel);
   i64 bytes() const { return forward.bytes() + backward.bytes(); }
 };
 

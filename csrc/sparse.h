@@ -2,50 +2,45 @@
 #pragma once
 
 #include "ops.h"
+#include "rows.h"
 #include "simd.h"
 
 namespace sparsight::SPS_ISA {
 
 // Forward. A weight costs N loads of activations, one broadcast and one index for N fused multiply-adds, so the
 // load ports are the limit; that is why the tile is four vectors wide and the panel fits the first-level cache.
-template <class T, int N, bool First>
-void gather_cell(const Cell& cell, const T* values, const T* in, T* out) {
+template <class T, int N, bool First, class Rows>
+void gather_cell(const Cell& cell, Rows rows, const T* values, const T* in, T* out) {
   using V = Vec<T>;
   using R = typename V::R;
-  constexpr i64 stride = N * V::W;
   const i32* outer = cell.outer;
   const i32* start = cell.start;
-  const u16* inner = cell.inner;
   for (const Run* run = cell.run; run != cell.run_end; ++run) {
     const int length = run->length;
     for (int s = 0; s < run->count; ++s) {
-      T* o = out + outer[s] * stride;
+      T* o = rows.outer(out, outer[s]);
       const T* v = values + start[s];
       // Segments are ordered by length, so the next ones are far away: ask for them now.
       prefetch(values + start[s + 4]);
-      for (int j = 0; j < N; ++j) prefetch(out + outer[s + 4] * stride + j * V::W);
+      for (int j = 0; j < N; ++j) prefetch(rows.outer(out, outer[s + 4]) + j * V::W);
       R acc[N];
-      for (int j = 0; j < N; ++j) acc[j] = First ? V::zero() : V::load(o + j * V::W);
-      auto weight = [&](std::uint64_t at, R w) __attribute__((always_inline)) {
-        const T* x = in + i64(at & 0xFFFF) * stride;
+      for (int j = 0; j < N; ++j) acc[j] = First ? rows.first(outer[s]) : V::load(o + j * V::W);
+      auto weight = [&](const T* x, R w) __attribute__((always_inline)) {
         SPS_KEEP_POINTER(x);
         for (int j = 0; j < N; ++j) acc[j] = V::fma(w, V::load(x + j * V::W), acc[j]);
       };
       int k = 0;
       for (; k + 4 <= length; k += 4) {
-        // Four weights and four indices in a load each, for the same reason.
         const typename V::Four four = V::load4(v + k);
-        std::uint64_t at;
-        __builtin_memcpy(&at, inner + k, sizeof at);
-        SPS_KEEP_POINTER(at);
-        weight(at, V::template lane<0>(four));
-        weight(at >> 16, V::template lane<1>(four));
-        weight(at >> 32, V::template lane<2>(four));
-        weight(at >> 48, V::template lane<3>(four));
+        const auto at = rows.four(k);
+        weight(rows.template of<0>(in, at), V::template lane<0>(four));
+        weight(rows.template of<1>(in, at), V::template lane<1>(four));
+        weight(rows.template of<2>(in, at), V::template lane<2>(four));
+        weight(rows.template of<3>(in, at), V::template lane<3>(four));
       }
-      for (; k < length; ++k) weight(inner[k], V::set1(v[k]));
+      for (; k < length; ++k) weight(rows.inner(in, k), V::set1(v[k]));
       for (int j = 0; j < N; ++j) V::store(o + j * V::W, acc[j]);
-      inner += length;
+      rows.next(length);
     }
     outer += run->count;
     start += run->count;
@@ -54,28 +49,27 @@ void gather_cell(const Cell& cell, const T* values, const T* in, T* out) {
 
 // Backward, along the transposed index: outer is an input, inner an output. One load of dout feeds both the
 // input's gradient and the weight's, so arithmetic is the limit: 2N multiply-adds and a share of dots4 a weight.
-template <class T, int N, bool First, bool In, bool Values>
-void backward_cell(const Cell& cell, const T* values, const T* dout, const T* in, T* din, T* dvalues, bool accumulate) {
+template <class T, int N, bool First, bool In, bool Values, class Rows>
+void backward_cell(const Cell& cell, Rows rows, const T* values, const T* dout, const T* in, T* din, T* dvalues,
+                   bool accumulate) {
   using V = Vec<T>;
   using R = typename V::R;
-  constexpr i64 stride = N * V::W;
   const i32* outer = cell.outer;
-  const u16* inner = cell.inner;
   for (const Run* run = cell.run; run != cell.run_end; ++run) {
     const int length = run->length;
     for (int s = 0; s < run->count; ++s) {
       R x[N], g[N];
-      T* d = In ? din + outer[s] * stride : nullptr;
+      T* d = In ? rows.outer(din, outer[s]) : nullptr;
       for (int j = 0; j < N; ++j) {
-        if (Values) prefetch(in + outer[s + 4] * stride + j * V::W);
-        if (In) prefetch(din + outer[s + 4] * stride + j * V::W);
+        if (Values) prefetch(rows.outer(in, outer[s + 4]) + j * V::W);
+        if (In) prefetch(rows.outer(din, outer[s + 4]) + j * V::W);
       }
       for (int j = 0; j < N; ++j) {
-        if (Values) x[j] = V::load(in + outer[s] * stride + j * V::W);
+        if (Values) x[j] = V::load(rows.outer(in, outer[s]) + j * V::W);
         if (In) g[j] = First ? V::zero() : V::load(d + j * V::W);
       }
       auto weight = [&](int k) __attribute__((always_inline)) {
-        const T* y = dout + inner[k] * stride;
+        const T* y = rows.inner(dout, k);
         SPS_KEEP_POINTER(y);
         R dot = V::zero();
         const R w = V::set1(In ? values[k] : T(0));
@@ -120,7 +114,7 @@ void backward_cell(const Cell& cell, const T* values, const T* dout, const T* in
       }
       if (In)
         for (int j = 0; j < N; ++j) V::store(d + j * V::W, g[j]);
-      inner += length;
+      rows.next(length);
       values += length;
       if (Values) dvalues += length;
     }

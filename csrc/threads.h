@@ -53,9 +53,9 @@ class Scratch {
   std::size_t size_ = 0;
 };
 
-enum class Use { input, output, values, packed };
+enum class Use { input, output, values, packed, index };
 inline Scratch& scratch(Use use) {
-  thread_local Scratch each[4];
+  thread_local Scratch each[5];
   return each[int(use)];
 }
 

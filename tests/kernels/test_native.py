@@ -12,19 +12,7 @@ from hypothesis import strategies as st
 from sparsight.kernels import native, reference
 from sparsight.kernels.native import INSTRUCTION_SETS, isa_available, isa_force
 from sparsight.kernels.system import openmp_runtimes, report
-
-ISAS = [name for name in INSTRUCTION_SETS if isa_available(name)]
-CLOSE = {torch.float64: {"rtol": 1e-10, "atol": 1e-10}, torch.float32: {"rtol": 1e-4, "atol": 1e-3}}
-
-each_isa = pytest.mark.parametrize("name", ISAS)
-
-
-@pytest.fixture(autouse=True)
-def _restored():
-    before, threads = native.isa(), torch.get_num_threads()
-    yield
-    isa_force(before)
-    torch.set_num_threads(threads)
+from tests.kernels.conftest import CLOSE, ISAS, each_isa
 
 
 def test_the_native_kernels_are_there():
@@ -120,7 +108,7 @@ def test_convolution_equals_its_reference(
     taps = kernel[0] * kernel[1]
     crow, col = random_index(rows, size[1] * taps, density)
     shape = (rows * block, size[1] * taps)
-    plan = native.Plan(crow, col, shape, block, conv=True, taps=taps)
+    plan = native.Plan(crow, col, shape, block, kind="unfolded", taps=taps)
     twin = reference.Plan(crow, col, shape, block, taps=taps)
     x = torch.randn(size, dtype=torch.float64)
     values = torch.randn(plan.weights, dtype=torch.float64)

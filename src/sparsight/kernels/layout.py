@@ -41,8 +41,10 @@ class Layout:
         return out
 
 
-def layout_of(topology: Topology) -> Layout:
+def layout_of(topology: Topology, stride: tuple[int, int] = (1, 1)) -> Layout:
     """The layout of a topology, with a native plan where there are native kernels.
+
+    The stride is that of a convolution: its plan depends on it, the order of the values does not.
 
     >>> layout_of(Topology.full((8, 3))).plan.block
     8
@@ -62,14 +64,17 @@ def layout_of(topology: Topology) -> Layout:
         col = topology.col[first].contiguous()
     taps = topology.fan_in // topology.shape[1] if len(topology.shape) > 2 else 1
     shape = (topology.rows, topology.fan_in)
-    return Layout(topology, _make_plan(crow, col, shape, block, taps, len(topology.shape) > 2), order)
+    kind: native.Kind = "linear"
+    if len(topology.shape) > 2:
+        kind = "direct" if block == 1 and stride == (1, 1) else "unfolded"
+    return Layout(topology, _make_plan(crow, col, shape, block, taps, kind), order)
 
 
 def _make_plan(
-    crow: Tensor, col: Tensor, shape: tuple[int, int], block: int, taps: int, conv: bool
+    crow: Tensor, col: Tensor, shape: tuple[int, int], block: int, taps: int, kind: native.Kind
 ) -> AnyPlan:
     if native.available():
-        return native.Plan(crow, col, shape, block, conv=conv, taps=taps)
+        return native.Plan(crow, col, shape, block, kind=kind, taps=taps)
     warnings.warn(
         "the native kernels are not there, so compressed layers compute in plain torch, slowly "
         f"({native.why_unavailable()}); see `sparsight doctor --system`",

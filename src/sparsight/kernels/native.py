@@ -6,7 +6,7 @@ Tensors cross as addresses (a tenth of the cost of a buffer object), so everythi
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch  # before the extension, which then shares torch's OpenMP runtime
 from torch import Tensor
@@ -24,6 +24,8 @@ INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
 _MASK64 = (1 << 64) - 1
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 Pair = tuple[int, int]
+Kind = Literal["linear", "unfolded", "direct"]
+_KINDS = get_args(Kind)  # in the order of the enumeration in plan.h
 
 
 def available() -> bool:
@@ -58,11 +60,12 @@ class Plan:
     crow [rows + 1] and col [entries] are int32 CSR over (outputs / block, inputs), columns increasing in each
     row. With block = 4 or 8 an entry stands for that many neighbouring outputs, and its values lie together:
     values[entry · block + i] is the weight from input col[entry] to output row · block + i. For a convolution
-    inputs = channels · taps, where taps = height · width of the kernel, and `conv` must be true. `panel` is
-    for tests: how many inputs (or outputs) a panel has, 0 to choose.
+    inputs = channels · taps, where taps = height · width of the kernel, and `kind` says which way it goes:
+    "direct" for a stride of 1 without row blocks, which is faster, "unfolded" for all others. `panel` is for
+    tests: how many inputs (or outputs) a panel has, 0 to choose.
     """
 
-    __slots__ = ("__weakref__", "block", "conv", "inputs", "native", "outputs", "taps", "weights")
+    __slots__ = ("__weakref__", "block", "inputs", "kind", "native", "outputs", "taps", "weights")
 
     def __init__(
         self,
@@ -71,21 +74,31 @@ class Plan:
         shape: Pair,
         block: int = 1,
         *,
-        conv: bool = False,
+        kind: Kind = "linear",
         taps: int = 1,
         panel: int = 0,
     ) -> None:
         self.outputs, self.inputs = shape
-        self.block, self.conv, self.taps = block, conv, taps
+        self.block, self.kind, self.taps = block, kind, taps
         if block not in (1, 4, 8) or self.outputs % block:
             raise ValueError(f"block must be 1, 4 or 8 and divide {self.outputs} outputs, got {block}")
         if taps < 1 or self.inputs % taps:
             raise ValueError(f"{self.inputs} inputs do not divide into kernels of {taps} taps")
+        if kind == "direct" and block > 1:
+            raise ValueError(f"a direct convolution has no row blocks, got blocks of {block}")
         rows = self.outputs // block
         _check_index(crow, col, rows)
         self.weights = col.numel() * block
         self.native = _native.Plan(
-            rows, self.inputs, col.numel(), crow.data_ptr(), col.data_ptr(), block, taps, not conv, panel
+            rows,
+            self.inputs,
+            col.numel(),
+            crow.data_ptr(),
+            col.data_ptr(),
+            block,
+            taps,
+            _KINDS.index(kind),
+            panel,
         )
 
     @property
@@ -348,8 +361,8 @@ def _check_index(crow: Tensor, col: Tensor, rows: int) -> None:
 def _conv_shape(
     plan: Plan, x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> list[int]:
-    if not plan.conv:
-        raise ValueError("this plan is for a linear layer: a convolution needs one made with conv=True")
+    if plan.kind == "linear":
+        raise ValueError("this plan is for a linear layer, not for a convolution")
     batch, channels, height, width = x.shape
     taps = kernel[0] * kernel[1]
     if channels * taps != plan.inputs or taps != plan.taps:
@@ -359,6 +372,8 @@ def _conv_shape(
         )
     if min(*stride, *dilation) < 1 or min(padding) < 0:
         raise ValueError(f"stride {stride}, padding {padding}, dilation {dilation} are not possible")
+    if plan.kind == "direct" and stride != (1, 1):
+        raise ValueError(f"a plan for a direct convolution has a stride of 1, got {stride}")
     out = [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip((height, width), kernel, stride, padding, dilation, strict=True)

@@ -47,10 +47,11 @@ class SparseConv2d(SparseLayer):
     ) -> None:
         if len(topology.shape) != 4:
             raise ValueError(f"SparseConv2d needs a topology of four dimensions, got {topology.shape}")
-        super().__init__(topology, values, bias)
+        # Before the plan is made, which depends on the stride.
         self.out_channels, self.in_channels, rows, columns = topology.shape
         self.kernel_size = (rows, columns)
         self.stride, self.padding, self.dilation = stride, padding, dilation
+        super().__init__(topology, values, bias)
 
     @classmethod
     def from_dense(cls, layer: nn.Conv2d, topology: Topology) -> SparseConv2d:

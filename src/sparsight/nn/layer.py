@@ -113,7 +113,8 @@ class SparseLayer(nn.Module, ABC):
         return x.to(values.dtype)  # autocast hands us 16 bits; the kernels compute in 32
 
     def _take(self, topology: Topology) -> None:
-        self.layout = layout_of(topology)
+        _, stride, *_ = self.geometry or ((1, 1), (1, 1))
+        self.layout = layout_of(topology, stride)
         self.register_buffer("crow", topology.crow)
         self.register_buffer("col", topology.col)
         self._handles[0] = handle(self.layout.plan)
