@@ -6,7 +6,7 @@ namespace sparsight {
 
 namespace {
 
-constexpr i64 kPanelBytes = 64 << 10;  // of a 48 KiB (or 32 KiB) first-level cache
+constexpr i64 kPanelBytes = 48 << 10;  // a first-level cache (48 or 32 KiB): some misses cost less than short segments
 // Weights in a segment: with fewer, its own loads and stores outweigh the misses. The backward pass has more of
 // them, and the sums over lanes at the end of a segment; row blocks going forward wait for no load at all.
 constexpr double kForwardWeights = 16, kBlockWeights = 128, kBackwardWeights = 32;
