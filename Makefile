@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test browser lint types format sanitize clean
+.PHONY: demo test browser lint types format sanitize limits clean
 
 demo: $(READY)
 	$(BIN)/sparsight demo
@@ -41,6 +41,12 @@ sanitize: $(READY)
 	    ASAN_OPTIONS=detect_leaks=0 SPARSIGHT_NATIVE="$$(ls build/sanitize/_native*.so)" \
 	    $(BIN)/python -m pytest tests/kernels tests/nn tests/dst/test_rewire.py \
 	        tests/moe/test_products.py
+
+# What a core can do, and how near the kernels come; for processors with AVX-512.
+limits:
+	mkdir -p build
+	$(CXX) -std=c++17 -O3 -mavx512f -mprefer-vector-width=512 -w -Icsrc benchmarks/limits.cpp csrc/plan.cpp -o build/limits
+	build/limits
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
