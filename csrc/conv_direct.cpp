@@ -5,26 +5,13 @@
 
 #include "conv.h"
 #include "pack.h"
+#include "share.h"
 #include "strips.h"
 #include "threads.h"
 
 namespace sparsight {
 
 namespace {
-
-constexpr i64 kGroups = 4;  // of strips: each has its own sums of dvalues, and that many threads work without meeting
-
-// A task is one of `team` ranges of chunks of one item. A thread takes tasks that follow one another, whole items
-// where there are enough of them: body(item, first chunk, last chunk).
-template <class Body>
-void share_out(const Pass& pass, i64 items, int me, int team, Body&& body) {
-  const std::vector<i64> bound = pass.share(team);
-  for (i64 task = items * me, next; task < items * (me + 1); task = next) {
-    const i64 part = task % team, stop = std::min<i64>(team, part + items * (me + 1) - task);
-    next = task + stop - part;
-    if (bound[part] < bound[stop]) body(task / team, bound[part], bound[stop]);
-  }
-}
 
 // The rows of outer indices o0 to o1 between a plane and a tile that does not end with a whole vector.
 template <class T>
@@ -97,8 +84,6 @@ struct Backward {
               });
   }
 
-  // The strips are cut into groups, the same whatever the number of threads; a group sums its own dvalues, strip
-  // after strip, and the groups are added up at the end, in their order.
   void run(int threads) const {
     parallel(threads, [&](int me, int team) {
       const i64 k0 = split(count, team, me), k1 = split(count, team, me + 1);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pack.h"
+#include "share.h"
 #include "threads.h"
 #include "tile.h"
 
@@ -18,19 +19,11 @@ void linear_forward(const Plan& plan, const T* x, i64 batch, const T* values, co
   const i64 in = plan.inputs, out = plan.outputs * block;
 
   parallel(threads, [&](int me, int team) {
-    // A task is one of `team` ranges of outputs of one tile; a thread takes tasks that follow one another, so
-    // with many tiles it has whole ones, and with one tile a range of it.
-    const std::vector<i64> bound = pass.share(team);
     T* xs = scratch(Use::input).get<T>(pass.slab * pass.panel * tiles.full);
     T* ys = scratch(Use::output).get<T>(std::min(pass.step, pass.chunks) * pass.chunk * block * tiles.full);
-    const i64 end = split(tiles.count * team, team, me + 1);
-    for (i64 task = split(tiles.count * team, team, me), next; task < end; task = next) {
-      const i64 t = task / team, part = task % team;
-      const i64 stop = std::min<i64>(team, part + end - task);
-      next = task + stop - part;
-      const i64 c0 = bound[part], c1 = bound[stop];
+    share_out(pass, tiles.count, me, team, [&](i64 t, i64 c0, i64 c1) {
       const int stride = tiles.stride(t);
-      for (i64 s = 0; s < pass.slabs && c0 < c1; ++s) {
+      for (i64 s = 0; s < pass.slabs; ++s) {
         const i64 q0 = s * pass.slab, q1 = std::min(pass.panels, q0 + pass.slab);
         const i64 i0 = q0 * pass.panel, i1 = std::min(in, q1 * pass.panel);
         op.load_tile(x + tiles.begin(t) * in + i0, in, tiles.rows(t), i1 - i0, xs, nullptr);
@@ -45,17 +38,13 @@ void linear_forward(const Plan& plan, const T* x, i64 batch, const T* values, co
             op.store_tile(ys, tiles.rows(t), r1 - r0, bias ? bias + r0 : nullptr, y + tiles.begin(t) * out + r0, out);
         }
       }
-    }
+    });
   });
 }
 
 namespace {
 
-constexpr i64 kGroups = 4;  // of tiles: each has sums of its own, and that many threads work without meeting
-
-// The backward pass. The batch is cut into a few groups of tiles, the same whatever the number of threads; a group
-// sums its own dvalues and dbias, tile after tile, and the groups are added up at the end, in their order. So
-// threads with groups of their own share nothing, and the result does not depend on how many there are.
+// The backward pass. Where several threads share one group of tiles, each transposes its dY.
 template <class T>
 struct Backward {
   const Plan& plan;
@@ -141,14 +130,7 @@ struct Backward {
         pack_values(me, team);
         barrier(team);
       }
-      // A task is one of `team` ranges of inputs of one group. A thread takes tasks that follow one another: whole
-      // groups where there are enough of them. Where several threads share one, each transposes its dY.
-      const std::vector<i64> bound = pass.share(team);
-      for (i64 task = groups * me, next; task < groups * (me + 1); task = next) {
-        const i64 part = task % team, stop = std::min<i64>(team, part + groups * (me + 1) - task);
-        next = task + stop - part;
-        if (bound[part] < bound[stop]) group(task / team, bound[part], bound[stop]);
-      }
+      share_out(pass, groups, me, team, [&](i64 g, i64 c0, i64 c1) { group(g, c0, c1); });
       if (once) return;
       barrier(team);
       add_groups(me, team);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "conv.h"
@@ -35,7 +36,8 @@ struct Strips {
     // A vector to spare, and an odd number of cache lines: copies would otherwise compete for the same few places.
     constexpr i64 line = 64 / sizeof(T);
     shifts.size = (((rows + halo) * width + 2 * line - 1) / line | 1) * line;
-    if (pass.inner_size / taps * plane() > INT32_MAX) throw std::length_error("an image too large for this kernel");
+    if (pass.inner_size / taps * plane() > INT32_MAX) 
+      throw std::length_error("rows of " + std::to_string(width) + " positions are too long for the kernel of a convolution");
   }
 
   i64 plane() const { return shifts.copies * shifts.size; }
