@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test browser lint types format sanitize limits clean
+.PHONY: demo test browser lint types format sanitize limits neon clean
 
 demo: $(READY)
 	$(BIN)/sparsight demo
@@ -47,6 +47,14 @@ limits:
 	mkdir -p build
 	$(CXX) -std=c++17 -O3 -mavx512f -mprefer-vector-width=512 -w -Icsrc benchmarks/limits.cpp csrc/plan.cpp -o build/limits
 	build/limits
+
+# The kernels for NEON, on a machine that has none: needs g++-aarch64-linux-gnu and qemu-user-static. Two minutes.
+neon:
+	mkdir -p build
+	aarch64-linux-gnu-g++ -std=c++17 -O2 -fopenmp -static -DSPARSIGHT_ARM -Wall -Wextra -Icsrc tests/kernels/check.cpp \
+	    $(addprefix csrc/,isa.cpp isa_portable.cpp isa_neon.cpp plan.cpp linear.cpp conv.cpp conv_direct.cpp \
+	        conv_unfold.cpp grouped.cpp product_portable.cpp product_neon.cpp) -o build/check_neon
+	qemu-aarch64-static build/check_neon
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
