@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparsight.kernels.native import _at, _check, _kernel, available
+from sparsight.kernels.native import at, available, check, entry
 
 
 def usable(like: Tensor) -> bool:
@@ -22,41 +22,41 @@ def usable(like: Tensor) -> bool:
 def product(weights: Sequence[Tensor], counts: Sequence[int], x: Tensor, out: Tensor) -> Tensor:
     """out = x·Wᵀ for `counts` rows of each matrix in turn."""
     inputs, outputs, rows = x.shape[1], out.shape[1], sum(counts)
-    _check("x", x, (rows, inputs), x)
-    _check("out", out, (rows, outputs), x)
+    check("x", x, (rows, inputs), x)
+    check("out", out, (rows, outputs), x)
     where = _addresses(weights, counts, (outputs, inputs), x)
-    run = _kernel("grouped_product", x.dtype)
-    run(where, counts, _at(x), inputs, outputs, _at(out), torch.get_num_threads())
+    run = entry("grouped_product", x.dtype)
+    run(where, counts, at(x), inputs, outputs, at(out), torch.get_num_threads())
     return out
 
 
 def gradient(grads: Sequence[Tensor | None], counts: Sequence[int], dy: Tensor, x: Tensor) -> None:
     """dW = dyᵀ·x for `counts` rows of each matrix in turn; None where nobody wants it."""
     inputs, outputs, rows = x.shape[1], dy.shape[1], sum(counts)
-    _check("x", x, (rows, inputs), x)
-    _check("dy", dy, (rows, outputs), x)
+    check("x", x, (rows, inputs), x)
+    check("dy", dy, (rows, outputs), x)
     where = _addresses(grads, counts, (outputs, inputs), x)
-    run = _kernel("grouped_gradient", x.dtype)
-    run(where, counts, _at(dy), _at(x), inputs, outputs, torch.get_num_threads())
+    run = entry("grouped_gradient", x.dtype)
+    run(where, counts, at(dy), at(x), inputs, outputs, torch.get_num_threads())
 
 
 def glu(before: Tensor, out: Tensor) -> Tensor:
     """out = silu(gate) · up, for before = [gate | up]."""
     rows, hidden = out.shape
-    _check("before", before, (rows, 2 * hidden), before)
-    _check("out", out, (rows, hidden), before)
-    _kernel("glu", before.dtype)(_at(before), rows, hidden, _at(out), torch.get_num_threads())
+    check("before", before, (rows, 2 * hidden), before)
+    check("out", out, (rows, hidden), before)
+    entry("glu", before.dtype)(at(before), rows, hidden, at(out), torch.get_num_threads())
     return out
 
 
 def glu_backward(before: Tensor, d_out: Tensor, d_before: Tensor) -> Tensor:
     """d_before = [d_gate | d_up] of `glu`."""
     rows, hidden = d_out.shape
-    _check("before", before, (rows, 2 * hidden), before)
-    _check("d_out", d_out, (rows, hidden), before)
-    _check("d_before", d_before, (rows, 2 * hidden), before)
-    run = _kernel("glu_backward", before.dtype)
-    run(_at(before), _at(d_out), rows, hidden, _at(d_before), torch.get_num_threads())
+    check("before", before, (rows, 2 * hidden), before)
+    check("d_out", d_out, (rows, hidden), before)
+    check("d_before", d_before, (rows, 2 * hidden), before)
+    run = entry("glu_backward", before.dtype)
+    run(at(before), at(d_out), rows, hidden, at(d_before), torch.get_num_threads())
     return d_before
 
 
@@ -65,29 +65,29 @@ def spread(
 ) -> None:
     """back[i] = scale[i]·grad[token[i]] and, where given, dots[i] = ⟨grad[token[i]], rows[i]⟩."""
     count, width = rows.shape
-    _check("grad", grad, (grad.shape[0], width), rows)
-    _check("scale", scale, (count,), rows)
-    _check("rows", rows, (count, width), rows)
-    _check("back", back, (count, width), rows)
+    check("grad", grad, (grad.shape[0], width), rows)
+    check("scale", scale, (count,), rows)
+    check("rows", rows, (count, width), rows)
+    check("back", back, (count, width), rows)
     if dots is not None:
-        _check("dots", dots, (count,), rows)
+        check("dots", dots, (count,), rows)
     _check_places(token, count, grad.shape[0])
-    run = _kernel("spread", rows.dtype)
+    run = entry("spread", rows.dtype)
     threads = torch.get_num_threads()
-    run(_at(grad), _at(token), _at(scale), _at(rows), count, width, _at(back), _at(dots), threads)
+    run(at(grad), at(token), at(scale), at(rows), count, width, at(back), at(dots), threads)
 
 
 def gather_sum(rows: Tensor, places: Tensor, weight: Tensor | None, out: Tensor) -> Tensor:
     """out[t] = Σ_j weight[j, t]·rows[places[j, t]]; no weights: all 1."""
     k, tokens = places.shape
     width = rows.shape[1]
-    _check("rows", rows, (rows.shape[0], width), rows)
-    _check("out", out, (tokens, width), rows)
+    check("rows", rows, (rows.shape[0], width), rows)
+    check("out", out, (tokens, width), rows)
     if weight is not None:
-        _check("weight", weight, (k * tokens,), rows)
+        check("weight", weight, (k * tokens,), rows)
     _check_places(places, k * tokens, rows.shape[0])
-    run = _kernel("gather_sum", rows.dtype)
-    run(_at(rows), _at(places), _at(weight), k, tokens, width, _at(out), torch.get_num_threads())
+    run = entry("gather_sum", rows.dtype)
+    run(at(rows), at(places), at(weight), k, tokens, width, at(out), torch.get_num_threads())
     return out
 
 
@@ -104,5 +104,5 @@ def _addresses(
         raise ValueError(f"expected a matrix for each of {len(counts)} counts, got {len(tensors)}")
     for tensor in tensors:
         if tensor is not None:
-            _check("matrix", tensor, shape, like)
-    return [_at(tensor) for tensor in tensors]
+            check("matrix", tensor, shape, like)
+    return [at(tensor) for tensor in tensors]

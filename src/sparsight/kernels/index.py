@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsight import chance
-from sparsight.kernels import native
+from sparsight.kernels import native, native_index
 from sparsight.topology import Topology
 
 ScoreBlocks = Iterator[tuple[int, Tensor]]
@@ -34,7 +34,7 @@ def best(scores: Tensor, count: int, positions: Tensor, seed: int) -> Tensor:
     [False, True, True, False]
     """
     if _scores_fit(scores):
-        return native.best(scores.contiguous(), count, positions.contiguous(), seed)
+        return native_index.best(scores.contiguous(), count, positions.contiguous(), seed)
     return best_in_torch(scores, count, positions, seed)
 
 
@@ -42,7 +42,7 @@ def best_positions(scores: Tensor, count: int, positions: Tensor, seed: int) -> 
     """The positions that `best` would choose, in their order."""
     mask = best(scores, count, positions, seed)
     if _fast(mask, positions):
-        return native.chosen(positions.contiguous(), mask, min(max(count, 0), mask.numel()))
+        return native_index.chosen(positions.contiguous(), mask, min(max(count, 0), mask.numel()))
     return positions[mask]
 
 
@@ -71,7 +71,7 @@ def best_of_blocks(kept: Tensor, blocks: ScoreBlocks, count: int, seed: int) -> 
     blocks = chain([first], blocks)
     if not _scores_fit(first[1]):
         return best_of_blocks_in_torch(kept, blocks, count, seed)
-    finder = native.TopK(count, kept, seed)
+    finder = native_index.TopK(count, kept, seed)
     for start, block in blocks:
         finder.update(block.contiguous(), start)
     return finder.positions()
@@ -102,14 +102,14 @@ def best_of_blocks_in_torch(kept: Tensor, blocks: ScoreBlocks, count: int, seed:
 def merged(one: Tensor, other: Tensor) -> Tensor:
     """Two sorted vectors of different positions as one."""
     if _fast(one, other):
-        return native.merge(one.contiguous(), other.contiguous())
+        return native_index.merge(one.contiguous(), other.contiguous())
     return torch.cat([one, other]).sort().values
 
 
 def positions_of(topology: Topology) -> Tensor:
     """`topology.positions()`, its slow twin, in one pass."""
     if _fast(topology.crow):
-        return native.positions_of(topology.shape, topology.crow, topology.col)
+        return native_index.positions_of(topology.shape, topology.crow, topology.col)
     return topology.positions()
 
 
@@ -120,7 +120,7 @@ def moved(before: Tensor, source: Tensor) -> Tensor:
     [6.0, 0.0, 5.0]
     """
     if _fast(before, source) and before.dtype in (torch.float32, torch.float64):
-        return native.moved(before.contiguous(), source.contiguous())
+        return native_index.moved(before.contiguous(), source.contiguous())
     return moved_in_torch(before, source)
 
 
@@ -134,14 +134,14 @@ def moved_in_torch(before: Tensor, source: Tensor) -> Tensor:
 def topology_of(shape: tuple[int, ...], positions: Tensor) -> Topology:
     """The topology of sorted positions."""
     if _fast(positions):
-        return Topology.trusted(shape, *native.csr_of(shape, positions.contiguous()))
+        return Topology.trusted(shape, *native_index.csr_of(shape, positions.contiguous()))
     return Topology.from_positions(shape, positions)
 
 
 def indices_in(before: Tensor, after: Tensor) -> Tensor:
     """For each sorted position of `after`, its index in `before` (sorted too); −1 where it is new."""
     if _fast(before, after):
-        return native.indices_in(before.contiguous(), after.contiguous())
+        return native_index.indices_in(before.contiguous(), after.contiguous())
     return indices_in_torch(before, after)
 
 
@@ -156,14 +156,14 @@ def indices_in_torch(before: Tensor, after: Tensor) -> Tensor:
 def uniform(first: int, count: int, seed: int, device: torch.device) -> Tensor:
     """A number in [0, 1) for each of the positions first, first + 1, …; the twin is `chance.uniform`."""
     if native.available() and device.type == "cpu":
-        return native.uniform(first, count, seed)
+        return native_index.uniform(first, count, seed)
     return chance.uniform(torch.arange(first, first + count, device=device), seed)
 
 
 def set_bits(positions: Tensor, bits: Tensor) -> None:
     """Set the bit of each sorted position in a vector of bytes, in place."""
     if _fast(positions, bits):
-        native.set_bits(positions.contiguous(), bits)
+        native_index.set_bits(positions.contiguous(), bits)
     else:
         set_bits_in_torch(positions, bits)
 

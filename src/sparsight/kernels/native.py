@@ -5,7 +5,6 @@ Tensors cross as addresses (a tenth of the cost of a buffer object), so everythi
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, get_args
 
 import torch  # before the extension, which then shares torch's OpenMP runtime
@@ -21,7 +20,6 @@ else:
     _native.isa()  # an unknown SPARSIGHT_ISA is an error here, before anything was computed
 
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
-_MASK64 = (1 << 64) - 1
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 Pair = tuple[int, int]
 Kind = Literal["linear", "unfolded", "direct"]
@@ -111,11 +109,11 @@ def linear(plan: Plan, x: Tensor, values: Tensor, bias: Tensor | None = None) ->
     """y = x Wᵀ (+ bias) for x [batch, inputs]."""
     batch = x.shape[0]
     if not (_fits(x, batch, plan.inputs, values) and _are(values, plan.weights)):
-        _check("values", values, (plan.weights,), values)
-        _check("x", x, (batch, plan.inputs), values)
+        check("values", values, (plan.weights,), values)
+        check("x", x, (batch, plan.inputs), values)
     if bias is not None and not (_are(bias, plan.outputs) and bias.dtype == values.dtype):
-        _check("bias", bias, (plan.outputs,), values)
-    run = _native.forward_f32 if values.dtype == torch.float32 else _kernel("forward", values.dtype)
+        check("bias", bias, (plan.outputs,), values)
+    run = _native.forward_f32 if values.dtype == torch.float32 else entry("forward", values.dtype)
     y = torch.empty((batch, plan.outputs), dtype=values.dtype)
     shift = 0 if bias is None else bias.data_ptr()
     threads = torch.get_num_threads()
@@ -133,10 +131,10 @@ def linear_backward(
         and _fits(x, batch, plan.inputs, values)
         and _are(values, plan.weights)
     ):
-        _check("dy", dy, (batch, plan.outputs), values)
-        _check("x", x, (batch, plan.inputs), values)
-        _check("values", values, (plan.weights,), values)
-    run = _native.backward_f32 if values.dtype == torch.float32 else _kernel("backward", values.dtype)
+        check("dy", dy, (batch, plan.outputs), values)
+        check("x", x, (batch, plan.inputs), values)
+        check("values", values, (plan.weights,), values)
+    run = _native.backward_f32 if values.dtype == torch.float32 else entry("backward", values.dtype)
     dx = torch.empty_like(x) if need_x else None
     dvalues = torch.empty_like(values)
     dbias = torch.empty(plan.outputs, dtype=values.dtype) if need_bias else None
@@ -165,14 +163,14 @@ def conv2d(
     dilation: Pair,
 ) -> Tensor:
     """Convolution of x [batch, channels, height, width]; the plan's index is (out, channels · taps)."""
-    run = _kernel("conv_forward", values.dtype)
+    run = entry("conv_forward", values.dtype)
     shape = _conv_shape(plan, x, kernel, stride, padding, dilation)
-    _check("x", x, tuple(x.shape), values)
-    _check("values", values, (plan.weights,), values)
+    check("x", x, tuple(x.shape), values)
+    check("values", values, (plan.weights,), values)
     if bias is not None:
-        _check("bias", bias, (plan.outputs,), values)
+        check("bias", bias, (plan.outputs,), values)
     y = x.new_empty((x.shape[0], plan.outputs, *shape[-2:]))
-    run(plan.native, shape, _at(x), _at(values), _at(bias), _at(y), torch.get_num_threads())
+    run(plan.native, shape, at(x), at(values), at(bias), at(y), torch.get_num_threads())
     return y
 
 
@@ -190,120 +188,29 @@ def conv2d_backward(
     need_bias: bool = True,
 ) -> Grads:
     """(dx, dvalues, dbias) of conv2d; None where not needed."""
-    run = _kernel("conv_backward", values.dtype)
+    run = entry("conv_backward", values.dtype)
     shape = _conv_shape(plan, x, kernel, stride, padding, dilation)
-    _check("x", x, tuple(x.shape), values)
-    _check("values", values, (plan.weights,), values)
-    _check("dy", dy, (x.shape[0], plan.outputs, shape[-2], shape[-1]), values)
+    check("x", x, tuple(x.shape), values)
+    check("values", values, (plan.weights,), values)
+    check("dy", dy, (x.shape[0], plan.outputs, shape[-2], shape[-1]), values)
     dx = torch.empty_like(x) if need_x else None
     dvalues = torch.empty_like(values)
-    run(plan.native, shape, _at(dy), _at(x), _at(values), _at(dx), _at(dvalues), torch.get_num_threads())
+    run(plan.native, shape, at(dy), at(x), at(values), at(dx), at(dvalues), torch.get_num_threads())
     return dx, dvalues, dy.sum((0, 2, 3)) if need_bias else None
 
 
-class TopK:
-    """The k positions with the best scores outside a kept set, from a vector that comes in pieces.
-
-    Equal scores are ordered by the hash of their position, smallest first, so the answer does not depend on
-    how the vector was cut. `kept` is sorted.
-    """
-
-    __slots__ = ("native",)
-
-    def __init__(self, k: int, kept: Tensor, seed: int) -> None:
-        if kept.dtype != torch.int64 or not kept.is_contiguous() or kept.device.type != "cpu":
-            raise ValueError(f"kept must be contiguous int64 on the CPU, got {kept.dtype} on {kept.device}")
-        self.native = _native.TopK(k, kept.data_ptr(), kept.numel(), seed & _MASK64)
-
-    def update(self, scores: Tensor, first: int) -> None:
-        """Take the scores of the positions first, first + 1, …"""
-        _check("scores", scores, (scores.numel(),), scores)
-        update = self.native.update_f32 if scores.dtype == torch.float32 else self.native.update_f64
-        update(scores.data_ptr(), first, scores.numel())
-
-    def positions(self) -> Tensor:
-        """The best positions, sorted."""
-        positions = torch.empty(self.native.finish(), dtype=torch.int64)
-        self.native.copy(positions.data_ptr())
-        return positions
+def library() -> Any:
+    """The extension itself."""
+    return _native
 
 
-def best(scores: Tensor, count: int, positions: Tensor, seed: int) -> Tensor:
-    """A mask of the `count` best scores, ties by the hash of their position."""
-    _check("scores", scores, (positions.numel(),), scores)
-    mask = torch.empty(scores.numel(), dtype=torch.bool)
-    find = _kernel("best", scores.dtype)
-    find(_at(scores), _at(positions), scores.numel(), count, seed & _MASK64, _at(mask))
-    return mask
-
-
-def chosen(positions: Tensor, mask: Tensor, count: int) -> Tensor:
-    """The positions whose mask is true; `count` says how many there are."""
-    out = positions.new_empty(count)
-    _native.chosen(_at(positions), _at(mask), positions.numel(), count, _at(out))
-    return out
-
-
-def moved(before: Tensor, source: Tensor) -> Tensor:
-    """before[source], zero where the source is negative."""
-    after = torch.empty(source.numel(), dtype=before.dtype)
-    run = _kernel("moved", before.dtype)
-    if not run(_at(before), before.numel(), _at(source), source.numel(), _at(after)):
-        raise IndexError(f"a source of {int(source.max())} lies outside {before.numel()} weights")
-    return after
-
-
-def merge(one: Tensor, other: Tensor) -> Tensor:
-    """Two sorted vectors of int64 as one."""
-    out = one.new_empty(one.numel() + other.numel())
-    _native.merge(_at(one), one.numel(), _at(other), other.numel(), _at(out))
-    return out
-
-
-def csr_of(shape: tuple[int, ...], positions: Tensor) -> tuple[Tensor, Tensor]:
-    """crow and col of sorted positions in a weight of this shape."""
-    rows, fan_in = shape[0], math.prod(shape[1:])
-    if positions.numel() and not 0 <= int(positions[0]) <= int(positions[-1]) < rows * fan_in:
-        raise ValueError(f"positions must lie in [0, {rows * fan_in}) for a weight of shape {shape}")
-    crow = torch.empty(rows + 1, dtype=torch.int32)
-    col = torch.empty(positions.numel(), dtype=torch.int32)
-    _native.csr_of(_at(positions), positions.numel(), rows, fan_in, _at(crow), _at(col))
-    return crow, col
-
-
-def positions_of(shape: tuple[int, ...], crow: Tensor, col: Tensor) -> Tensor:
-    """The sorted positions of a checked CSR."""
-    positions = torch.empty(col.numel(), dtype=torch.int64)
-    _native.positions_of(_at(crow), _at(col), shape[0], math.prod(shape[1:]), _at(positions))
-    return positions
-
-
-def indices_in(before: Tensor, after: Tensor) -> Tensor:
-    """For each of `after` its index in `before`, or −1; both sorted int64."""
-    out = torch.empty_like(after)
-    _native.indices_in(_at(before), before.numel(), _at(after), after.numel(), _at(out))
-    return out
-
-
-def uniform(first: int, count: int, seed: int) -> Tensor:
-    """A number in [0, 1) for each of the positions first, first + 1, …, float64."""
-    out = torch.empty(count, dtype=torch.float64)
-    _native.uniform(first, count, seed & _MASK64, _at(out))
-    return out
-
-
-def set_bits(positions: Tensor, bits: Tensor) -> None:
-    """Set the bit of each position in a vector of bytes."""
-    if positions.numel() and int(positions[-1]) >= 8 * bits.numel():
-        raise ValueError(f"position {int(positions[-1])} lies outside {8 * bits.numel()} bits")
-    _native.set_bits(_at(positions), positions.numel(), _at(bits))
-
-
-def _at(tensor: Tensor | None) -> int:
+def at(tensor: Tensor | None) -> int:
+    """The address of a tensor, 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _kernel(name: str, dtype: torch.dtype) -> Any:
+def entry(name: str, dtype: torch.dtype) -> Any:
+    """The function of the extension for a type."""
     if dtype == torch.float32:
         return getattr(_native, f"{name}_f32")
     if dtype == torch.float64:
@@ -311,7 +218,7 @@ def _kernel(name: str, dtype: torch.dtype) -> Any:
     raise ValueError(f"values must be float32 or float64, got {dtype}")
 
 
-# The two questions of every call, asked in the cheapest way; `_check` then says what is wrong.
+# The two questions of every call, asked in the cheapest way; `check` then says what is wrong.
 
 
 def _fits(matrix: Tensor, rows: int, columns: int, like: Tensor) -> bool:
@@ -329,7 +236,8 @@ def _are(vector: Tensor, count: int) -> bool:
     return vector.dim() == 1 and vector.numel() == count and vector.is_cpu and vector.is_contiguous()
 
 
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
+def check(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
+    """Refuse what a kernel could not read."""
     if (
         tensor.shape != shape
         or tensor.dtype != like.dtype
