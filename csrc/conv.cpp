@@ -1,5 +1,7 @@
 #include "conv.h"
 
+#include <algorithm>
+
 namespace sparsight {
 
 template <class T>
@@ -13,7 +15,7 @@ template <class T>
 void conv_backward(const Plan& plan, const ConvShape& s, const T* dy, const T* x, const T* values, T* dx, T* dvalues,
                    int threads) {
   if (s.batch == 0) {
-    for (i64 k = 0; dvalues && k < plan.weights * plan.block; ++k) dvalues[k] = 0;
+    if (dvalues) std::fill(dvalues, dvalues + plan.weights * plan.block, T(0));
     return;
   }
   (plan.kind == Kind::direct ? direct_backward<T> : unfolded_backward<T>)(plan, s, dy, x, values, dx, dvalues, threads);

@@ -118,10 +118,6 @@ void unfolded_backward(const Plan& plan, const ConvShape& s, const T* dy, const 
   const Pass& pass = plan.backward;
   const int block = plan.block;
   const i64 out = plan.outputs * block;
-  if (s.batch == 0) {
-    if (dvalues) std::fill(dvalues, dvalues + plan.weights * block, T(0));
-    return;
-  }
   T* packed = scratch(Use::packed).get<T>(2 * plan.weights * block);
   T* dpacked = packed + plan.weights * block;
   // A thread owns channels: their part of dx and of dvalues is summed by it alone, tile after tile.

@@ -83,7 +83,8 @@ Pass make_pass(i64 outer, i64 inner, const i32* ptr, const i32* idx, const i32* 
   p.inner_size = inner;
   const i64 weights = ptr[outer];
   // Going back, an inner index is a whole block of outputs.
-  const double segment = !held ? kForwardWeights : source ? kBackwardWeights : block > 1 ? kBlockWeights : kForwardWeights;
+  const double forward = held && block > 1 ? kBlockWeights : kForwardWeights;
+  const double segment = held && source ? kBackwardWeights : forward;
   p.panel = choose_panel(std::max<i64>(1, inner), outer, weights, source ? block : 1, segment, wish);
   p.panels = std::max<i64>(1, (inner + p.panel - 1) / p.panel);
   // Large chunks make long runs of equal segments, small ones spread over threads.
